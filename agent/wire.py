@@ -1,0 +1,303 @@
+"""PUBLIC. The messages between agent and controller, JSON over HTTP; needs only pydantic and the
+trainer's contract.
+
+The agent always asks; the controller never dials a VM. All paths are below ``/api/v1/agents``, all
+need a token of role ``agent``:
+
+    POST /register                     Register -> Registered
+    POST /{node}/beat                  Beat -> BeatAnswer          once a second
+    GET  /{node}/orders?incarnation=…&after=N[&wait=SECONDS]       -> Orders     parked until there
+    is an order > N
+    POST /{node}/reports               Reports -> ReportsAnswer    at once, whenever something
+    happened
+    POST /{node}/logs                  LogChunk -> 204             bytes of one trainer's log, in
+    order
+    GET  /api/v1/bundles/{digest}      the program's folder as a tar.gz; ``digest`` is
+    ``sha256:<hex>``
+
+An **order** is numbered, stands until the report that it is carried out is durable, is sent again
+at every fresh park (``after=0``), and is carried out once per incarnation. A **report** is numbered
+per (node, incarnation) from 1; the answer carries the last durable number and the agent resends
+what is above it after any break.
+
+A 409 answer with problem type ``unknown-incarnation`` to anything but ``/register`` means: register
+again.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trainer.contract.progress import Line
+from trainer.contract.spec import Frozen, RunSpec
+
+WIRE_VERSION = 1
+
+
+class Device(Frozen):
+    """One device that can hold one trainer."""
+
+    kind: Literal["cpu", "cuda"]
+    index: int = Field(ge=0)
+    name: str = ""
+    memory_bytes: int = Field(ge=0)
+
+
+class Facts(Frozen):
+    """What a node is. ``data_host`` is its address on the interface by which it reaches the
+    controller.
+    """
+
+    hostname: str
+    boot_id: str
+    """Equal on two agents = one machine."""
+    pid: int
+    """The agent's process."""
+    devices: tuple[Device, ...] = Field(min_length=1)
+    cores: int = Field(ge=1)
+    memory_bytes: int = Field(ge=0)
+    data_host: str
+    store_port: int = Field(ge=1, le=65535)
+    """The rendezvous store of this node listens here, for generations whose rank 0 sits here."""
+    zone: str | None = None
+    agent_version: str
+    torch_version: str | None = None
+
+
+class RunningTrainer(Frozen):
+    """A trainer that is alive on this node."""
+
+    job: str
+    generation: int
+    rank: int
+    phase: str
+    step: int = 0
+    """The last step it committed, 0 before the first."""
+
+
+class Register(Frozen):
+    """An agent has come up (or the controller has forgotten it).
+
+    An upsert: closes older incarnations of the name.
+    """
+
+    wire_version: int = WIRE_VERSION
+    node: str = Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")
+    incarnation: str = Field(min_length=8, max_length=64)
+    """New for every start of the daemon."""
+    facts: Facts
+    running: tuple[RunningTrainer, ...] = ()
+    """Empty at a fresh start; not empty when a controller with an older store is met."""
+
+
+class Registered(Frozen):
+    """Welcome."""
+
+    beat_seconds: float
+    lost_after_seconds: float
+    max_offline_seconds: float
+
+
+class Beat(Frozen):
+    """I live, and this runs here. Facts only."""
+
+    incarnation: str
+    running: tuple[RunningTrainer, ...] = ()
+    load1: float = 0.0
+    memory_free_bytes: int = 0
+
+
+class BeatAnswer(Frozen):
+    """``reported``: the last durable report number."""
+
+    reported: int
+
+
+class Start(Frozen):
+    """Start one trainer. Everything of this job of an older generation is stopped on the node
+    before.
+    """
+
+    kind: Literal["start"] = "start"
+    spec: RunSpec
+    bundle: str | None = None
+    """``sha256:<hex>``: fetch, verify and unpack first;
+
+    ``spec.program`` paths are then relative to the folder.
+    """
+
+
+class Stop(Frozen):
+    """End every trainer of ``job`` whose generation is ``up_to_generation`` or older:
+
+    SIGKILL, they hold nothing.
+    """
+
+    kind: Literal["stop"] = "stop"
+    job: str
+    up_to_generation: int
+
+
+class HaltOrder(Frozen):
+    """Pass :class:`trainer.contract.progress.Halt` to the trainers of this generation."""
+
+    kind: Literal["halt"] = "halt"
+    job: str
+    generation: int
+
+
+class Look(Frozen):
+    """List the job's checkpoint folder (``root``) now: parts, markers."""
+
+    kind: Literal["look"] = "look"
+    job: str
+    generation: int
+    root: str
+
+
+class Delete(Frozen):
+    """Delete these checkpoint folders (names below ``root``);
+
+    a folder that is gone already is no error.
+    """
+
+    kind: Literal["delete"] = "delete"
+    job: str
+    generation: int
+    root: str
+    folders: tuple[str, ...]
+
+
+class MarkDone(Frozen):
+    """Write ``done.json`` into ``root``: the job is over and its final checkpoint is complete."""
+
+    kind: Literal["mark_done"] = "mark_done"
+    job: str
+    generation: int
+    root: str
+    step: int
+    folder: str
+
+
+OrderBody = Annotated[
+    Start | Stop | HaltOrder | Look | Delete | MarkDone, Field(discriminator="kind")
+]
+
+
+class Order(Frozen):
+    """One numbered order; numbers rise over the whole store and never come back."""
+
+    number: int = Field(ge=1)
+    body: OrderBody
+
+
+class Orders(Frozen):
+    """All standing orders of this node above ``after``, by number. Empty when the wait ran out."""
+
+    orders: tuple[Order, ...]
+
+
+class Said(Frozen):
+    """A trainer said ``line``."""
+
+    kind: Literal["said"] = "said"
+    job: str
+    generation: int
+    rank: int
+    line: Line
+
+
+class Exited(Frozen):
+    """A trainer's process is gone. Exactly one of ``code`` and ``signal`` is set."""
+
+    kind: Literal["exited"] = "exited"
+    job: str
+    generation: int
+    rank: int
+    code: int | None = None
+    signal: int | None = None
+    log_tail: str = ""
+    """The last lines of its log, at most 4 kB, invalid UTF-8 replaced."""
+
+
+class OrderDone(Frozen):
+    """Order ``number`` is carried out (a start:
+
+    the trainer is forked; a stop: nothing of it is alive), or failed.
+    """
+
+    kind: Literal["order_done"] = "order_done"
+    number: int
+    error: str | None = None
+
+
+class PartFound(Frozen):
+    """A valid ``part-<rank>.json`` in the folder, whose files are there with the right size."""
+
+    folder: str
+    step: int
+    generation: int
+    rank: int
+    layers: tuple[int, ...]
+    layer_count: int
+    num_bytes: int
+    resumed_from: int | None
+    """The step that the writing generation resumed from."""
+    resumed_from_generation: int | None = None
+
+
+class MarkerFound(Frozen):
+    """A ``gen-<g>.json``."""
+
+    generation: int
+    resumed_from: int | None
+    resumed_from_generation: int | None = None
+
+
+class Looked(Frozen):
+    """What order ``number`` (a Look) found.
+
+    ``error``: the folder could not be read; a missing folder is empty.
+    """
+
+    kind: Literal["looked"] = "looked"
+    number: int
+    job: str
+    generation: int
+    parts: tuple[PartFound, ...] = ()
+    markers: tuple[MarkerFound, ...] = ()
+    error: str | None = None
+
+
+ReportBody = Annotated[Said | Exited | OrderDone | Looked, Field(discriminator="kind")]
+
+
+class Report(Frozen):
+    """One numbered report."""
+
+    number: int = Field(ge=1)
+    body: ReportBody
+
+
+class Reports(Frozen):
+    """Reports in order of their numbers, without a gap."""
+
+    incarnation: str
+    reports: tuple[Report, ...] = Field(max_length=1000)
+
+
+class ReportsAnswer(Frozen):
+    """``reported``: the last durable number; what is at or below it may be forgotten."""
+
+    reported: int
+
+
+class LogChunk(Frozen):
+    """Text of one trainer's log from byte ``offset``; invalid UTF-8 is replaced by the agent."""
+
+    incarnation: str
+    job: str
+    generation: int
+    rank: int
+    offset: int = Field(ge=0)
+    text: str = Field(max_length=262144)

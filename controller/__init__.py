@@ -1,0 +1,3 @@
+"""The controller: it alone decides what should run, from facts that were reported and are durable
+in its store.
+"""

@@ -1,0 +1,139 @@
+"""The closed set of things that can be done.
+
+Each is recorded fenced and carried out idempotently by the reconciler.
+"""
+
+from dataclasses import dataclass
+
+from controller.core.states import JobState, NodeState, Reason
+from trainer.contract.spec import ResumedFrom, Shape
+
+
+@dataclass(frozen=True)
+class MarkNode:
+    """The incarnation is over (lost), or its state follows from who sits there (ready, working)."""
+
+    node: str
+    incarnation: str
+    state: NodeState
+    because: str
+
+
+@dataclass(frozen=True)
+class PlanGeneration:
+    """Take ``number`` (durable before use) and have ``node`` list the checkpoint folder."""
+
+    job: str
+    number: int
+    node: str
+    incarnation: str
+    because: str
+
+
+@dataclass(frozen=True)
+class SeatAt:
+    """Rank i of the tuple sits here."""
+
+    node: str
+    incarnation: str
+    device: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Give the planned generation ``number`` its shape and seats:
+
+    a Start order to each seat's node.
+    """
+
+    job: str
+    number: int
+    kind: str
+    """``first_weights`` or ``train``."""
+    shape: Shape
+    cuts: tuple[int, ...]
+    seats: tuple[SeatAt, ...]
+    resumed_from: ResumedFrom | None
+    because: str
+
+
+@dataclass(frozen=True)
+class EndGeneration:
+    """The generation is over; its nodes are ordered to stop everything up to it."""
+
+    job: str
+    number: int
+    reason: Reason
+    charged: bool
+    because: str
+
+
+@dataclass(frozen=True)
+class MoveJob:
+    """The job's state, reason and one-sentence message."""
+
+    job: str
+    state: JobState
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True)
+class Condemn:
+    """Never load ``folder`` again."""
+
+    job: str
+    folder: str
+    because: str
+
+
+@dataclass(frozen=True)
+class DeleteCheckpoints:
+    """Order ``node`` to delete superseded folders;
+
+    durable: a folder named here is never chosen again.
+    """
+
+    job: str
+    generation: int
+    folders: tuple[str, ...]
+    node: str
+    incarnation: str
+
+
+@dataclass(frozen=True)
+class MarkDone:
+    """Order ``node`` to write done.json: the job succeeded with ``folder``."""
+
+    job: str
+    generation: int
+    step: int
+    folder: str
+    node: str
+    incarnation: str
+
+
+Action = (
+    MarkNode
+    | PlanGeneration
+    | Launch
+    | EndGeneration
+    | MoveJob
+    | Condemn
+    | DeleteCheckpoints
+    | MarkDone
+)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do about one job (or, with ``job`` None, about the nodes), in order, and the sentence
+    that says why.
+
+    The actions are recorded in ONE transaction, all or nothing, fenced by the job's state and
+    generation as they stood in the world.
+    """
+
+    job: str | None
+    actions: tuple[Action, ...]
+    because: str

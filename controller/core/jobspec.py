@@ -1,0 +1,171 @@
+"""The job spec: what a user submits, resolved and strict.
+
+Short forms (``2..8``, ``50 steps``, ``90s``) are normalised to the JSON objects here, so YAML,
+``--set`` and REST accept both and the store holds one. Every refusal is a sentence with the mend;
+where it stands in a text is :mod:`controller.specfile`'s business.
+"""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+
+from trainer.contract.spec import FINITE_POSITIVE, Precision, ScheduleName, Training
+
+NAME_PATTERN = r"^[a-z0-9-]{1,40}$"
+
+
+class Strict(BaseModel):
+    """Frozen; an unknown key, NaN or infinity is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class NodeRange(Strict):
+    """How many VMs: ``4``, ``2..8`` or ``2..`` (no upper bound)."""
+
+    min: int = Field(default=1, ge=1)
+    max: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, given: Any) -> Any:
+        return parse_range(given) if isinstance(given, int | str) else given
+
+    @model_validator(mode="after")
+    def _rising(self) -> "NodeRange":
+        if self.max is not None and self.max < self.min:
+            raise ValueError(f"max {self.max} is below min {self.min}")
+        return self
+
+
+class Every(Strict):
+    """``50 steps``, or a duration as ``5m``: exactly one of the two."""
+
+    steps: int | None = Field(default=None, ge=1)
+    seconds: FINITE_POSITIVE | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, given: Any) -> Any:
+        if not isinstance(given, str):
+            return given
+        if found := re.fullmatch(r"\s*(\d+)\s*steps?\s*", given):
+            return {"steps": int(found[1])}
+        return {"seconds": parse_duration(given)}
+
+    @model_validator(mode="after")
+    def _one(self) -> "Every":
+        if (self.steps is None) == (self.seconds is None):
+            raise ValueError("give either steps or seconds, as `50 steps` or `5m`")
+        return self
+
+
+class Checkpointing(Strict):
+    """Where checkpoints go (a folder that all VMs reach), how often, how many complete ones are
+    kept.
+    """
+
+    dir: str | None = Field(default=None, min_length=1)
+    every: Every = Every(seconds=60.0)
+    keep: int = Field(default=3, ge=1)
+
+
+class Plan(Strict):
+    """What the planner may choose. ``depth``: auto, an int, or ``2..8``."""
+
+    depth: Literal["auto"] | NodeRange = "auto"
+    micro_batch: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    schedule: ScheduleName = "varuna"
+
+
+class Recovery(Strict):
+    """Budgets. Evictions are never charged."""
+
+    max_restarts: int = Field(default=3, ge=0)
+    below_min: Literal["wait", "fail"] = "wait"
+    max_wait: FINITE_POSITIVE = 86400.0
+
+    @field_validator("max_wait", mode="before")
+    @classmethod
+    def _duration(cls, given: Any) -> Any:
+        return parse_duration(given) if isinstance(given, str) else given
+
+
+class JobSpec(Strict):
+    """One job. ``bundle`` is set by the CLI after it has uploaded the packed ``workdir``."""
+
+    spec_version: Literal[1] = 1
+    name: str | None = Field(default=None, pattern=NAME_PATTERN)
+    program: str = Field(min_length=1)
+    workdir: str | None = None
+    bundle: str | None = Field(default=None, pattern=r"^sha256:[0-9a-f]{64}$")
+    args: dict[str, JsonValue] = Field(default_factory=dict)
+    nodes: NodeRange = NodeRange()
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    devices_per_node: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    batch_size: int = Field(ge=1)
+    steps: int = Field(ge=1)
+    seed: int = 0
+    clip_grad_norm: FINITE_POSITIVE | None = None
+    precision: Precision = "float32"
+    plan: Plan = Plan()
+    checkpoint: Checkpointing = Checkpointing()
+    recovery: Recovery = Recovery()
+    priority: int = 0
+    drills: bool = False
+    labels: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("program")
+    @classmethod
+    def _program_form(cls, given: str) -> str:
+        if given.startswith("builtin:"):
+            return given
+        if not given.endswith(".py") or given.startswith("/") or ".." in given.split("/"):
+            raise ValueError("give a .py file inside workdir, or builtin:gpt")
+        return given
+
+    @model_validator(mode="after")
+    def _whole(self) -> "JobSpec":
+        if self.checkpoint.dir is None and self.nodes.max != 1:
+            raise ValueError(
+                "checkpoint.dir is needed: a folder that every VM reaches"
+                " (only `nodes: 1` does without)"
+            )
+        return self
+
+    def training(self) -> Training:
+        """The part that the numbers depend on."""
+        return Training(
+            batch_size=self.batch_size,
+            steps=self.steps,
+            seed=self.seed,
+            clip_grad_norm=self.clip_grad_norm,
+            precision=self.precision,
+            schedule=self.plan.schedule,
+        )
+
+
+def parse_range(given: int | str) -> dict[str, int | None]:
+    """``4`` -> 4..4, ``2..8``, ``2..``; ValueError with the forms otherwise."""
+    if isinstance(given, bool):
+        raise ValueError("give N, min..max or min..")
+    if isinstance(given, int):
+        return {"min": given, "max": given}
+    found = re.fullmatch(r"\s*(\d+)\s*(?:(\.\.)\s*(\d+)?)?\s*", given)
+    if not found:
+        raise ValueError(f"`{given}` is not N, min..max or min..")
+    low, dots, high = found.groups()
+    if not dots:
+        return {"min": int(low), "max": int(low)}
+    return {"min": int(low), "max": int(high) if high else None}
+
+
+def parse_duration(given: str) -> float:
+    """``90s``, ``30m``, ``1h30m``, ``2d`` -> seconds; ValueError with the forms otherwise."""
+    units = {"d": 86400, "h": 3600, "m": 60, "s": 1, "ms": 0.001}
+    found = re.fullmatch(r"\s*(?:\d+(?:\.\d+)?(?:ms|[dhms])\s*)+", given)
+    if not found:
+        raise ValueError(f"`{given}` is not a duration; write 90s, 30m, 1h30m or 2d")
+    pieces = re.findall(r"(\d+(?:\.\d+)?)(ms|[dhms])", given)
+    return float(sum(float(number) * units[unit] for number, unit in pieces))

@@ -1,0 +1,187 @@
+"""What a trainer says and what it can be told while it runs.
+
+One JSON object a line over the trainer's control socket (a Unix stream socket pair made by the
+launcher): lines of :data:`Line` come out of the trainer, lines of :data:`Order` go in. Standard
+output is the user's and is a log. :class:`ExitCode` says what the end of the process means.
+"""
+
+from enum import IntEnum, StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from trainer.contract.costs import LayerCosts
+from trainer.contract.spec import Frozen
+
+
+class Phase(StrEnum):
+    """Where a trainer is on its way; said once at the beginning of each phase."""
+
+    BOOT = "boot"
+    """Forked; nothing imported yet."""
+    PROGRAM = "program"
+    """Imports the program and opens its dataset."""
+    RENDEZVOUS = "rendezvous"
+    """Meets the other ranks and makes all process groups."""
+    LOAD = "load"
+    """Reads its layers from the checkpoint."""
+    FIRST_STEP = "first_step"
+    """Computes its first step; groups and weights are there."""
+    STEP = "step"
+    """At least one step is committed."""
+    SAVE = "save"
+    HALTED = "halted"
+    """Stands still with its state intact and waits for an order."""
+    DONE = "done"
+    """The last step is committed and saved."""
+
+
+class ExitCode(IntEnum):
+    """Why a trainer ended by itself.
+
+    Any other code (or a signal) is the program's or the machine's doing.
+    """
+
+    DONE = 0
+    LEFT = 20
+    """It was ordered to leave, or its limbo ran out."""
+    PROGRAM_ERROR = 21
+    """The user's functions raised, or gave what cannot be trained;
+
+    the last ``Failed`` line says what.
+    """
+    PEER_LOST = 22
+    """A link to another rank broke and no order came."""
+    CHECKPOINT_DAMAGED = 23
+    """A file's size or hash is wrong; the ``Failed`` line names it."""
+    CHECKPOINT_UNREACHABLE = 24
+    """A file is missing or cannot be read or written within the deadline."""
+    STALE = 25
+    """A newer generation's marker stands in the checkpoint folder."""
+    INTERNAL = 26
+    """Our own mistake."""
+
+
+class PhaseBegun(Frozen):
+    """The trainer enters ``phase``."""
+
+    kind: Literal["phase"] = "phase"
+    phase: Phase
+
+
+class Inspected(Frozen):
+    """What the first-weights run saw of the model; the planner lives on it."""
+
+    kind: Literal["inspected"] = "inspected"
+    costs: LayerCosts
+    samples: int = Field(ge=1)
+    """``len(dataset)``: with the seed it fixes the sample order, so that a ledger can be checked
+    anywhere.
+    """
+
+
+class StepCommitted(Frozen):
+    """Step ``step`` is applied on this rank.
+
+    All ranks say it, with the same numbers: they come from the vote.
+    """
+
+    kind: Literal["step"] = "step"
+    step: int
+    """From 1."""
+    loss: float | None
+    """Weighted mean over the global batch; None when it is not a finite number."""
+    grad_norm: float | None
+    """Global norm before clipping, tied weights once; None when not finite."""
+    samples: int
+    """Samples the last stages consumed; equals the batch size."""
+    sample_ids_hash: str
+    """Eight hex digits: the sum mod 2**32 of a 32-bit mix of each consumed sample id
+    (trainer.contract.samples).
+    """
+    metrics: dict[str, float] = Field(default_factory=dict)
+    seconds: float
+    """Wall seconds of this step on this rank."""
+
+
+class PartWritten(Frozen):
+    """This rank's part of checkpoint ``folder`` is durable."""
+
+    kind: Literal["part"] = "part"
+    folder: str
+    step: int
+    layers: tuple[int, ...]
+    layer_count: int
+    num_bytes: int
+    seconds: float
+
+
+class SaveFailed(Frozen):
+    """This rank could not write its part; training goes on."""
+
+    kind: Literal["save_failed"] = "save_failed"
+    folder: str
+    step: int
+    message: str
+
+
+class Halted(Frozen):
+    """The trainer stands still:
+
+    ``applied`` is the last step applied, ``prepared`` the last whose gradients are whole.
+    """
+
+    kind: Literal["halted"] = "halted"
+    applied: int
+    prepared: int
+    vote_step: int | None = None
+    """The newest step whose vote this rank holds."""
+    torn: bool = False
+    """The optimizer was interrupted: this rank's state is of no use."""
+    cause: str
+    suspects: tuple[int, ...] = ()
+    """Ranks whose link broke; more than one when a collective failed."""
+
+
+class Failed(Frozen):
+    """The trainer cannot go on; it ends with ``code`` right after."""
+
+    kind: Literal["failed"] = "failed"
+    code: ExitCode
+    message: str
+    """One sentence for a person."""
+    details: str = ""
+    """The traceback's tail."""
+    file: str | None = None
+    """The checkpoint file that is at fault."""
+    layer: int | None = None
+
+
+class Finished(Frozen):
+    """All steps are done and this rank's share of the last checkpoint is durable."""
+
+    kind: Literal["finished"] = "finished"
+    step: int
+
+
+Line = Annotated[
+    PhaseBegun | Inspected | StepCommitted | PartWritten | SaveFailed | Halted | Failed | Finished,
+    Field(discriminator="kind"),
+]
+LINE: TypeAdapter[Line] = TypeAdapter(Line)
+
+
+class Halt(Frozen):
+    """Stop waiting for peers, keep the state, report, stand still."""
+
+    kind: Literal["halt"] = "halt"
+
+
+class Leave(Frozen):
+    """End now; what is in memory is of no use any more."""
+
+    kind: Literal["leave"] = "leave"
+
+
+Order = Annotated[Halt | Leave, Field(discriminator="kind")]
+ORDER: TypeAdapter[Order] = TypeAdapter(Order)

@@ -1,0 +1,84 @@
+"""Who sits where and who gets what:
+
+rank <-> (stage, replica), cuts, and the dealing of micro-batches. PURE.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from trainer.contract.spec import Shape
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A rank's place. Consecutive ranks are consecutive stages, so that a node with several devices
+    holds neighbours.
+    """
+
+    stage: int
+    replica: int
+
+    @classmethod
+    def of(cls, rank: int, shape: Shape) -> "Seat":
+        """The seat of ``rank``; ``rank`` = replica * depth + stage."""
+        if not 0 <= rank < shape.world:
+            raise ValueError(f"rank {rank} is not in a world of {shape.world}")
+        return cls(stage=rank % shape.depth, replica=rank // shape.depth)
+
+    def rank(self, shape: Shape) -> int:
+        """The rank that sits here."""
+        return self.replica * shape.depth + self.stage
+
+
+def even_cuts(layers: int, depth: int) -> tuple[int, ...]:
+    """Cut ``layers`` into ``depth`` stages of like layer count.
+
+    ``depth`` + 1 rising indexes from 0 to ``layers``.
+    """
+    if not 1 <= depth <= layers:
+        raise ValueError(f"{layers} layers cannot be cut into {depth} stages")
+    return tuple(stage * layers // depth for stage in range(depth + 1))
+
+
+def check_cuts(cuts: Sequence[int], layers: int, depth: int) -> None:
+    """Raise ValueError unless ``cuts`` hands every layer to exactly one of ``depth`` stages and no
+    stage is empty.
+    """
+    rising = all(a < b for a, b in pairwise(cuts))
+    if len(cuts) != depth + 1 or cuts[0] != 0 or cuts[-1] != layers or not rising:
+        raise ValueError(f"cuts {tuple(cuts)} do not split {layers} layers into {depth} stages")
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Samples ``start`` .. ``start + size - 1`` of the global batch.
+
+    ``number`` counts over all replicas from 0.
+    """
+
+    number: int
+    start: int
+    size: int
+
+
+def micro_batches(batch_size: int, shape: Shape) -> tuple[tuple[MicroBatch, ...], ...]:
+    """Deal the global batch to the replicas: per replica its micro-batches, in order.
+
+    Every sample goes to exactly one; replicas get floor or ceil of the micro-batches, the first
+    ones more; only the globally last may be short. Raises ValueError when a replica would get none.
+    """
+    size = shape.micro_batch
+    total = -(-batch_size // size)
+    if total < shape.replicas:
+        raise ValueError(
+            f"{total} micro-batches of {size} are too few for {shape.replicas} replicas"
+        )
+    every = [MicroBatch(i, i * size, min(size, batch_size - i * size)) for i in range(total)]
+    floor, more = divmod(total, shape.replicas)
+    dealt, at = [], 0
+    for replica in range(shape.replicas):
+        count = floor + (replica < more)
+        dealt.append(tuple(every[at : at + count]))
+        at += count
+    return tuple(dealt)
