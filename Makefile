@@ -1,19 +1,57 @@
 # The contributor's table of contents. Each target does all its own set-up on a bare machine with
-# Python 3.11 and make.
+# Python 3.11 and make; as root it also installs the Debian packages it needs, else it names them.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+INSTALLED := $(VENV)/.installed
+CORPUS := $(VENV)/.corpus
+# What only the tests need: a browser for the dashboard, a PostgreSQL server, `ip` for test networks.
+TEST_DEBS := chromium postgresql iproute2
 
-.PHONY: install demo test soak lint fmt bench clean
+export OMP_NUM_THREADS ?= 1
 
-install: $(STAMP)
+.PHONY: help install demo test soak lint fmt bench clean debs
 
-$(STAMP): pyproject.toml constraints.txt
+help:
+	@echo "make demo | test | lint | fmt | soak | bench NAME=… | install | clean"
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(MAKE) --no-print-directory debs DEBS=python3-venv
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[trainer,azure,ssh,postgres,dev]'
-	touch $(STAMP)
+	@touch $@
+
+# The text that `builtin:gpt` trains on; without a network the standard library's sources stand in.
+$(CORPUS): $(INSTALLED)
+	$(BIN)/python -m trainer.corpus
+	@touch $@
+
+# Install $(DEBS) when root and something is missing; else say which.
+debs:
+	@missing=$$(for d in $(DEBS); do dpkg -s $$d >/dev/null 2>&1 || echo $$d; done); \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing Debian packages:" $$missing; \
+	  apt-get -qq update >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $$missing >/dev/null; \
+	else \
+	  echo "These Debian packages are needed; run: sudo apt-get install -y" $$missing; exit 1; \
+	fi
+
+demo: install $(CORPUS)
+	$(BIN)/varuna demo $(ARGS)
+
+test: install $(CORPUS)
+	@$(MAKE) --no-print-directory debs DEBS="$(TEST_DEBS)"
+	$(BIN)/pytest -q -m "not soak and not gpu" $(ARGS)
+
+soak: install $(CORPUS)
+	$(BIN)/pytest -q -m soak --timeout 3600 $(ARGS)
+
+bench: install $(CORPUS)
+	$(BIN)/python -m tests.bench.$(NAME) $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

@@ -1,0 +1,121 @@
+"""Who may import whom, as a test: nobody looks up, and the pure rooms stay pure."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TENANTS = ("controller", "agent", "trainer", "migrations")
+
+# The most specific room wins. A room may import what starts with one of its names.
+MAY_IMPORT = {
+    "trainer.contract": ("trainer.contract",),
+    "trainer": ("trainer",),
+    "agent.wire": ("trainer.contract",),
+    "agent": ("agent", "trainer.contract"),
+    "controller.planner": ("controller.planner", "trainer.contract"),
+    "controller.core": ("controller.core", "controller.planner", "trainer.contract"),
+    "controller.cloud": ("controller.cloud", "agent.wire", "trainer.contract"),
+    "controller.store": ("controller.store", "controller.core", "agent.wire", "trainer.contract"),
+    "controller": ("controller", "agent.wire", "trainer.contract"),
+    "migrations": ("controller.store.tables", "controller.settings"),
+}
+PURE = ("controller.core", "controller.planner", "trainer.contract.schedule",
+        "trainer.contract.topology", "trainer.contract.samples", "agent.decide")  # fmt: skip
+IMPURE_MODULES = frozenset(
+    "asyncio logging os pathlib random secrets socket sqlalchemy structlog subprocess threading "
+    "time uuid httpx2 fastapi numpy torch".split()
+)
+CLOCK_CALLS = ("datetime.now", "datetime.utcnow", "date.today", "time.time", "time.monotonic")
+# A heavy or optional package may be imported where it is used, nothing else.
+LAZY_ALLOWED = ("torch", "numpy", "safetensors", "azure", "paramiko", "transformers", "psycopg")
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for tenant in TENANTS:
+        for path in sorted((ROOT / tenant).rglob("*.py")):
+            parts = list(path.relative_to(ROOT).with_suffix("").parts)
+            if parts[-1] == "__init__":
+                parts.pop()
+            yield ".".join(parts), path
+
+
+MODULES = dict(modules())
+
+
+def imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "relative imports hide the room"
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return []
+
+
+def within(name: str, room: str) -> bool:
+    return name == room or name.startswith(room + ".")
+
+
+def room_of(module: str) -> str:
+    return max((room for room in MAY_IMPORT if within(module, room)), key=len)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nobody_looks_up(module: str) -> None:
+    allowed = MAY_IMPORT[room_of(module)]
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        for name in imported(node):
+            if name.split(".")[0] in TENANTS:
+                assert any(within(name, room) for room in allowed), f"{module} imports {name}"
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if any(within(m, room) for room in PURE)])
+def test_pure_rooms_stay_pure(module: str) -> None:
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        for name in imported(node):
+            assert name.split(".")[0] not in IMPURE_MODULES, f"{module} imports {name}"
+        assert not isinstance(node, ast.AsyncFunctionDef), f"{module} is async"
+        if isinstance(node, ast.Call):
+            assert ast.unparse(node.func) not in CLOCK_CALLS, f"{module} asks for the time"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_stand_at_the_top(module: str) -> None:
+    for function in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            for node in ast.walk(function):
+                for name in imported(node):
+                    assert name.split(".")[0] in LAZY_ALLOWED, f"{module} hides import {name}"
+
+
+@pytest.mark.parametrize("module", [m for m, p in MODULES.items() if p.name == "__init__.py"])
+def test_a_package_is_a_docstring_and_nothing_more(module: str) -> None:
+    body = ast.parse(MODULES[module].read_text()).body
+    assert len(body) <= 1, f"{module} re-exports"
+    assert ast.get_docstring(ast.parse(MODULES[module].read_text())), f"{module} does not say why"
+
+
+@pytest.mark.parametrize("module", ["controller.app", "controller.cli", "agent.daemon"])
+def test_the_controller_and_the_agent_come_up_without_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-I", "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["controller", "agent", "trainer"])
+def test_the_import_names_are_ours_alone(name: str) -> None:
+    assert set(packages_distributions()[name]) == {"varuna-spot"}
+
+
+def test_the_top_level_is_what_the_user_named() -> None:
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split()
+    named = {"controller", "agent", "trainer", "migrations", "deploy", "tests", "pyproject.toml",
+             "README.md", "Makefile", "constraints.txt"}  # fmt: skip
+    found = {path.split("/")[0] for path in tracked}
+    assert {name for name in found if not name.startswith(".")} <= named
