@@ -218,7 +218,10 @@ def _override(given: dict[str, Any], override: str, source: _Source) -> None:
     for depth, key in enumerate(keys[:-1], 1):
         place = place.setdefault(key, {})
         if not isinstance(place, dict):
-    XX
+            what = _dotted(keys[:depth])
+            message = f"`{what}` is not a map, so `--set {dotted}` cannot go into it"
+            source.refuse(keys[:depth], message)
+            return
     source.lines = {path: line for path, line in source.lines.items() if path[: len(keys)] != keys}
     inner = _Source()
     place[keys[-1]] = _compose(text, inner, keys)
