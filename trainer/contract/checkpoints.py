@@ -1,0 +1,478 @@
+"""The checkpoint folder: its names, its small JSON files, how it is listed, and which checkpoint a
+job goes on from.
+
+    <root>/step-000120.g7[.kind]/layer-003.r2.safetensors   one layer's parameters, buffers, moments
+                                /part-2.json                what rank 2 wrote: sizes, hashes, step
+    <root>/gen-7.json                                       generation 7 began, and from where
+    <root>/done.json                                        the job is over
+
+Files are immutable and become visible whole (temporary name, fsync, rename), a part after its
+layers. A checkpoint is *complete* when its parts cover every layer. Listing never raises on damage:
+what is broken is skipped with a reason. The folder alone tells the whole story; no torch is needed.
+"""
+
+import hashlib
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, Self, TypeVar
+
+from pydantic import Field, ValidationError, model_validator
+
+from trainer.contract.durable import write_whole
+from trainer.contract.spec import Frozen, ResumedFrom, Shape
+
+FORMAT_VERSION = 1
+DONE_FILE = "done.json"
+
+_FOLDER = re.compile(r"step-([0-9]{6,})\.g([1-9][0-9]*)(?:\.([a-z]+))?")
+_PART = re.compile(r"part-(0|[1-9][0-9]*)\.json")
+_MARKER = re.compile(r"gen-([1-9][0-9]*)\.json")
+
+
+@dataclass(frozen=True, order=True)
+class FolderName:
+    """The name of one checkpoint; ``kind`` is empty for a periodic one, else ``salvage``, …"""
+
+    step: int
+    generation: int
+    kind: str = ""
+
+    def __str__(self) -> str:
+        return f"step-{self.step:06d}.g{self.generation}" + (f".{self.kind}" if self.kind else "")
+
+    @classmethod
+    def parse(cls, name: str) -> "FolderName | None":
+        """The parts of ``name``, or None when it is not a checkpoint's."""
+        if not (match := _FOLDER.fullmatch(name)):
+            return None
+        found = cls(int(match[1]), int(match[2]), match[3] or "")
+        return found if str(found) == name else None
+
+
+def layer_file(layer: int, rank: int) -> str:
+    """The name of the file in which ``rank`` wrote ``layer``."""
+    return f"layer-{layer:03d}.r{rank}.safetensors"
+
+
+def part_file(rank: int) -> str:
+    """The name of ``rank``'s part file."""
+    return f"part-{rank}.json"
+
+
+def marker_file(generation: int) -> str:
+    """The name of ``generation``'s marker."""
+    return f"gen-{generation}.json"
+
+
+class DataPosition(Frozen):
+    """What fixes the sample order. With the step it says where the data stands: at global position
+    ``step * batch_size``.
+    """
+
+    batch_size: int = Field(ge=1)
+    seed: int
+    samples: int = Field(ge=1)
+    """``len(dataset)``."""
+    fingerprint: str = ""
+    """What the dataset says of its content (its attribute ``fingerprint``), as a text's hash."""
+
+
+class Committed(Frozen):
+    """One step of the ledger: the range of global positions it took and the hash it reported."""
+
+    step: int = Field(ge=1)
+    first_position: int = Field(ge=0)
+    samples: int = Field(ge=1)
+    sample_ids_hash: str = Field(pattern=r"^[0-9a-f]{8}$")
+
+
+class LayerFile(Frozen):
+    """One layer's file as it must be found."""
+
+    layer: int = Field(ge=0)
+    name: str
+    num_bytes: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    aliases: dict[str, str] = Field(default_factory=dict)
+    """Tied weights that this layer holds but does not store: global name -> the owner's name."""
+
+
+class PartHeader(Frozen):
+    """Where a checkpoint stands and who writes this part of it.
+
+    After step ``step`` the LR schedule stands at ``step`` too: it is a pure function of it.
+    """
+
+    format: Literal[1] = 1
+    step: int = Field(ge=0)
+    generation: int = Field(ge=1)
+    kind: str = Field(default="", pattern=r"^[a-z]*$")
+    rank: int = Field(ge=0)
+    shape: Shape
+    layer_count: int = Field(ge=1)
+    resumed_from: ResumedFrom | None = None
+    """What the writing generation resumed from; None for the first weights."""
+    data: DataPosition
+    committed: tuple[Committed, ...] = ()
+    """The steps since the checkpoint before."""
+
+    @property
+    def folder(self) -> str:
+        """The name of the checkpoint's folder."""
+        return str(FolderName(self.step, self.generation, self.kind))
+
+
+class Part(PartHeader):
+    """``part-<rank>.json``: one rank's share of a checkpoint, durable."""
+
+    files: tuple[LayerFile, ...] = ()
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        for file in self.files:
+            if file.layer >= self.layer_count:
+                raise ValueError(f"holds layer {file.layer} of {self.layer_count} layers")
+            if file.name != layer_file(file.layer, self.rank):
+                raise ValueError(f"names layer {file.layer}'s file {file.name!r}")
+        if len({file.layer for file in self.files}) != len(self.files):
+            raise ValueError("holds a layer twice")
+        return self
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers it holds."""
+        return tuple(file.layer for file in self.files)
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of its layer files together."""
+        return sum(file.num_bytes for file in self.files)
+
+
+class Marker(Frozen):
+    """``gen-<g>.json``, written before the generation's first step: it voids what an older one may
+    still do past the point it resumed from.
+    """
+
+    format: Literal[1] = 1
+    generation: int = Field(ge=1)
+    resumed_from: ResumedFrom | None = None
+
+
+class Done(Frozen):
+    """``done.json``: the job succeeded; ``folder`` is its final checkpoint."""
+
+    format: Literal[1] = 1
+    step: int = Field(ge=0)
+    folder: str
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Something in the folder that is not taken; ``path`` is relative to the root."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a job's checkpoint folder holds. Sizes are checked, hashes are not."""
+
+    root: str
+    parts: tuple[Part, ...] = ()
+    markers: tuple[Marker, ...] = ()
+    done: Done | None = None
+    skipped: tuple[Skipped, ...] = ()
+    newest_generation: int = 0
+    """The highest number that any marker or folder carries, damaged ones too: numbers never come
+    back. 0: none.
+    """
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All usable parts of one folder."""
+
+    folder: str
+    step: int
+    generation: int
+    layer_count: int
+    parts: tuple[Part, ...]
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The layers that no part holds."""
+        held = {layer for part in self.parts for layer in part.layers}
+        return tuple(layer for layer in range(self.layer_count) if layer not in held)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the parts cover every layer."""
+        return not self.missing
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all layer files."""
+        return sum(part.num_bytes for part in self.parts)
+
+
+# --- Listing ---------------------------------------------------------------------------------
+
+
+def scan(root: str | Path, layer_count: int | None = None) -> Listing:
+    """List the job's folder ``root``; ``layer_count``, when known, condemns parts of another model.
+
+    A missing folder is an empty one. Raises OSError only when ``root`` itself cannot be read.
+    """
+    root = Path(root)
+    parts: list[Part] = []
+    markers: list[Marker] = []
+    skipped: list[Skipped] = []
+    numbers = [0]
+    names = _names(root)
+    for name in names:
+        if folder := FolderName.parse(name):
+            numbers.append(folder.generation)
+            found, wrong = read_folder(root / name, layer_count)
+            parts += found
+            skipped += (Skipped(f"{name}/{s.path}" if s.path else name, s.reason) for s in wrong)
+        elif match := _MARKER.fullmatch(name):
+            numbers.append(int(match[1]))
+            marker = _read_json(root / name, Marker)
+            if isinstance(marker, Marker) and marker.generation != int(match[1]):
+                marker = f"is generation {marker.generation}'s"
+            if isinstance(marker, Marker):
+                markers.append(marker)
+            else:
+                skipped.append(Skipped(name, marker))
+    done = _read_json(root / DONE_FILE, Done) if DONE_FILE in names else None
+    if isinstance(done, str):
+        skipped.append(Skipped(DONE_FILE, done))
+    return Listing(
+        root=str(root),
+        parts=tuple(parts),
+        markers=tuple(sorted(markers, key=lambda m: m.generation)),
+        done=done if isinstance(done, Done) else None,
+        skipped=tuple(skipped),
+        newest_generation=max(numbers),
+    )
+
+
+def read_folder(
+    path: Path, layer_count: int | None = None
+) -> tuple[tuple[Part, ...], tuple[Skipped, ...]]:
+    """The usable parts of one checkpoint folder by rank, and what is skipped of it and why."""
+    parts: list[Part] = []
+    skipped: list[Skipped] = []
+    try:
+        names = _names(path)
+    except OSError as error:
+        return (), (Skipped("", _because(error)),)
+    for name in names:
+        if match := _PART.fullmatch(name):
+            part = _read_part(path, int(match[1]), layer_count)
+            if isinstance(part, Part):
+                parts.append(part)
+            else:
+                skipped.append(Skipped(name, part))
+    agreeing, odd = _that_agree(sorted(parts, key=lambda p: p.rank))
+    return agreeing, (*skipped, *odd)
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(path))
+    except FileNotFoundError:
+        return []
+
+
+def _read_part(folder: Path, rank: int, layer_count: int | None) -> Part | str:
+    """The part of ``rank``, its files there with the right size; else why it is no use."""
+    part = _read_json(folder / part_file(rank), Part)
+    if isinstance(part, str):
+        return part
+    if part.folder != folder.name or part.rank != rank:
+        return f"is rank {part.rank}'s of {part.folder}"
+    if layer_count is not None and part.layer_count != layer_count:
+        return f"is of a model with {part.layer_count} layers, not {layer_count}"
+    for file in part.files:
+        if reason := wrong_size(folder / file.name, file):
+            return f"{file.name} {reason}"
+    return part
+
+
+def _that_agree(parts: list[Part]) -> tuple[tuple[Part, ...], tuple[Skipped, ...]]:
+    """Parts of one folder must tell one story of model, data and lineage.
+
+    The story that most tell is believed; when two are told equally often, none is.
+    """
+    stories = {p.rank: (p.layer_count, p.data, p.shape, p.resumed_from) for p in parts}
+    told = Counter(stories.values()).most_common(2)
+    if len(told) < 2:
+        return tuple(parts), ()
+    believed = told[0][0] if told[0][1] > told[1][1] else None
+    odd = tuple(
+        Skipped(part_file(p.rank), "disagrees with the other parts about model, data or lineage")
+        for p in parts
+        if stories[p.rank] != believed
+    )
+    return tuple(p for p in parts if stories[p.rank] == believed), odd
+
+
+_M = TypeVar("_M", Part, Marker, Done)
+
+
+def _read_json(path: Path, model: type[_M]) -> _M | str:
+    """The file as ``model``, or in a few words why not."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        return _because(error)
+    if not text:
+        return "is empty"
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(place) for place in first["loc"])
+        return f"cannot be used: {where + ': ' if where else ''}{first['msg']}"
+
+
+def _because(error: OSError) -> str:
+    return "is missing" if isinstance(error, FileNotFoundError) else f"unreadable: {error.strerror}"
+
+
+def wrong_size(path: Path, file: LayerFile) -> str | None:
+    """None when ``path`` is there with the right size, else what is wrong with it."""
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        return _because(error)
+    return None if size == file.num_bytes else f"has {size} bytes instead of {file.num_bytes}"
+
+
+def wrong_content(path: Path, file: LayerFile) -> str | None:
+    """None when ``path`` has the right size and hash, else what is wrong with it. Reads it all."""
+    if reason := wrong_size(path, file):
+        return reason
+    try:
+        with path.open("rb") as opened:
+            found = hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        return _because(error)
+    return None if found == file.sha256 else "has another content than was written (SHA-256)"
+
+
+def checkpoints(listing: Listing) -> tuple[Checkpoint, ...]:
+    """The folders that hold at least one usable part, by step and generation."""
+    by_folder: dict[str, list[Part]] = {}
+    for part in listing.parts:
+        by_folder.setdefault(part.folder, []).append(part)
+    found = (
+        Checkpoint(folder, parts[0].step, parts[0].generation, parts[0].layer_count, tuple(parts))
+        for folder, parts in by_folder.items()
+    )
+    return tuple(sorted(found, key=lambda c: (c.step, c.generation, c.folder)))
+
+
+def complete(listing: Listing) -> tuple[Checkpoint, ...]:
+    """The folders whose parts cover every layer, by step and generation."""
+    return tuple(c for c in checkpoints(listing) if c.complete)
+
+
+# --- Lineage: pure ---------------------------------------------------------------------------
+
+
+class Placed(Protocol):
+    """Anything that stands at a step of a generation."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
+
+
+_P = TypeVar("_P", bound=Placed)
+
+
+def lineage(
+    links: Mapping[int, ResumedFrom | None], newest_generation: int | None = None
+) -> dict[int, int | None]:
+    """The chain of ``resumed_from`` that ends in the newest generation: generation -> the highest
+    step of it that counts (None: all of them).
+
+    ``links`` says what each generation resumed from. Leave out a generation that committed no step
+    (and did not write the first weights): it is no link, and cannot void what another did. Of each
+    generation only steps up to what its child resumed from count.
+    """
+    chain: dict[int, int | None] = {}
+    known = [g for g in links if newest_generation is None or g <= newest_generation]
+    generation, bound = max(known, default=None), None
+    while generation is not None:
+        chain[generation] = bound
+        link = links.get(generation)
+        if link is None or link.generation >= generation:
+            break
+        generation, bound = link.generation, link.step
+    return chain
+
+
+def counts(placed: Placed, chain: Mapping[int, int | None]) -> bool:
+    """Whether ``placed`` lies in the lineage ``chain``."""
+    if placed.generation not in chain:
+        return False
+    bound = chain[placed.generation]
+    return bound is None or placed.step <= bound
+
+
+def newest_complete(candidates: Iterable[_P], chain: Mapping[int, int | None]) -> _P | None:
+    """The newest of ``candidates`` (complete ones that nobody condemned) in the lineage."""
+    inside = (c for c in candidates if counts(c, chain))
+    return max(inside, key=lambda c: (c.step, c.generation), default=None)
+
+
+def links_of(listing: Listing) -> dict[int, ResumedFrom | None]:
+    """What the folder alone knows of each generation's origin.
+
+    A marker alone makes a link here: it was written just before a first step, and nobody is left to
+    say that none was committed. To resume further back is safe, to revive voided steps is not.
+    """
+    links = {part.generation: part.resumed_from for part in listing.parts}
+    return links | {marker.generation: marker.resumed_from for marker in listing.markers}
+
+
+def to_resume(listing: Listing, step: int | None = None) -> Checkpoint | None:
+    """The checkpoint that the folder alone says to go on from; with ``step``: the one at it."""
+    usable = [c for c in complete(listing) if step is None or c.step == step]
+    return newest_complete(usable, lineage(links_of(listing)))
+
+
+# --- The small files -------------------------------------------------------------------------
+
+
+def write_marker(root: str | Path, generation: int, resumed_from: ResumedFrom | None) -> None:
+    """Say in ``root`` that ``generation`` begins; durable on return."""
+    marker = Marker(generation=generation, resumed_from=resumed_from)
+    write_json(Path(root) / marker_file(generation), marker)
+
+
+def newer_marker(root: str | Path, generation: int) -> int | None:
+    """The highest generation above ``generation`` that has a marker, readable or not."""
+    numbers = (int(match[1]) for n in _names(Path(root)) if (match := _MARKER.fullmatch(n)))
+    return max((number for number in numbers if number > generation), default=None)
+
+
+def write_done(root: str | Path, step: int, folder: str) -> None:
+    """Say in ``root`` that the job is over."""
+    write_json(Path(root) / DONE_FILE, Done(step=step, folder=folder))
+
+
+def write_json(path: Path, content: Frozen) -> None:
+    """Write a small file whole and durably, making its folder. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, [content.model_dump_json(indent=1).encode(), b"\n"])
