@@ -5,7 +5,7 @@ Each is recorded fenced and carried out idempotently by the reconciler.
 
 from dataclasses import dataclass
 
-from controller.core.states import JobState, NodeState, Reason
+from controller.core.states import GenerationState, JobState, NodeState, Reason
 from trainer.contract.spec import ResumedFrom, Shape
 
 
@@ -41,9 +41,8 @@ class SeatAt:
 
 @dataclass(frozen=True)
 class Launch:
-    """Give the planned generation ``number`` its shape and seats:
-
-    a Start order to each seat's node.
+    """Give the planned generation ``number`` its kind, shape and seats: a Start order for each seat
+    to its node.
     """
 
     job: str
@@ -59,7 +58,10 @@ class Launch:
 
 @dataclass(frozen=True)
 class EndGeneration:
-    """The generation is over; its nodes are ordered to stop everything up to it."""
+    """The generation is over; its nodes are ordered to stop everything up to it.
+
+    A planned one (no seats yet) only withdraws its Look.
+    """
 
     job: str
     number: int
@@ -69,12 +71,25 @@ class EndGeneration:
 
 
 @dataclass(frozen=True)
+class MoveGeneration:
+    """The generation's state follows the facts (running: its first step is committed)."""
+
+    job: str
+    number: int
+    state: GenerationState
+    because: str
+
+
+@dataclass(frozen=True)
 class MoveJob:
-    """The job's state, reason and one-sentence message."""
+    """The job's state, reason and one-sentence message.
+
+    The state may be the one it has: then only the reason and the message change.
+    """
 
     job: str
     state: JobState
-    reason: Reason
+    reason: Reason | None
     message: str
 
 
@@ -89,9 +104,8 @@ class Condemn:
 
 @dataclass(frozen=True)
 class DeleteCheckpoints:
-    """Order ``node`` to delete superseded folders;
-
-    durable: a folder named here is never chosen again.
+    """Order ``node`` to delete superseded folders. Durable: a folder named here counts as condemned
+    from now on and is never chosen again.
     """
 
     job: str
@@ -103,7 +117,9 @@ class DeleteCheckpoints:
 
 @dataclass(frozen=True)
 class MarkDone:
-    """Order ``node`` to write done.json: the job succeeded with ``folder``."""
+    """Order ``node`` to write done.json: the job succeeded with ``folder``. Comes with the MoveJob to
+    ``succeeded``.
+    """
 
     job: str
     generation: int
@@ -118,6 +134,7 @@ Action = (
     | PlanGeneration
     | Launch
     | EndGeneration
+    | MoveGeneration
     | MoveJob
     | Condemn
     | DeleteCheckpoints
@@ -131,7 +148,9 @@ class Decision:
     that says why.
 
     The actions are recorded in ONE transaction, all or nothing, fenced by the job's state and
-    generation as they stood in the world.
+    generation as they stood in the world. The decisions of one look are recorded in their order;
+    one that is dropped by its fence drops no other. Then the world is looked at again, until a look
+    is quiet.
     """
 
     job: str | None

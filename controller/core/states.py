@@ -1,18 +1,18 @@
 """Job, node and generation states, the reasons of a job's state, and the tables of legal moves.
 
-job          waiting -> starting -> running <-> recovering -> succeeded
-                ^           |          |             |
-                +-----------+----------+-------------+----> failed | cancelled | paused (->
-                waiting)
+    job         waiting -> starting -> running <-> recovering -> succeeded
+                   ^ ^        |          | |           |
+                   | +--------+----------+-+-----------+-------> failed | cancelled
+                   |  (waiting -> running: nodes that were only cut off are back)
+                   +--- paused
 
-generation   planned -> launching -> running -> draining -> ended
-                |           |          |  |         |         ^
-                |           |          |  +-> halted (-> draining) ----+
-                +-----------+----------+------------+---------+
+    generation  planned -> launching -> running -> draining -> ended
+                   |           |          |  ^-----> halted      ^
+                   +-----------+----------+-------------+--------+
 
-node         joining -> ready <-> working -> draining -> ready | lost | evicted       (lost,
-evicted: final;
-             a node that comes back is a new incarnation)
+    node        joining -> ready <-> working -> draining -> ready | lost | evicted
+
+lost and evicted are final: a node that comes back is a new incarnation.
 """
 
 from collections.abc import Mapping
@@ -99,7 +99,7 @@ class GenerationState(StrEnum):
 _J, _N, _G = JobState, NodeState, GenerationState
 
 _JOB_MOVES: Mapping[JobState, frozenset[JobState]] = {
-    _J.WAITING: frozenset({_J.STARTING, _J.PAUSED, _J.FAILED, _J.CANCELLED}),
+    _J.WAITING: frozenset({_J.STARTING, _J.RUNNING, _J.PAUSED, _J.FAILED, _J.CANCELLED}),
     _J.STARTING: frozenset(
         {_J.RUNNING, _J.WAITING, _J.PAUSED, _J.SUCCEEDED, _J.FAILED, _J.CANCELLED}
     ),
@@ -115,7 +115,7 @@ _JOB_MOVES: Mapping[JobState, frozenset[JobState]] = {
     _J.CANCELLED: frozenset(),
 }
 _NODE_MOVES: Mapping[NodeState, frozenset[NodeState]] = {
-    _N.JOINING: frozenset({_N.READY, _N.LOST, _N.EVICTED}),
+    _N.JOINING: frozenset({_N.READY, _N.WORKING, _N.LOST, _N.EVICTED}),
     _N.READY: frozenset({_N.WORKING, _N.DRAINING, _N.LOST, _N.EVICTED}),
     _N.WORKING: frozenset({_N.READY, _N.DRAINING, _N.LOST, _N.EVICTED}),
     _N.DRAINING: frozenset({_N.READY, _N.LOST, _N.EVICTED}),
@@ -146,9 +146,7 @@ def may_move(current: State, wanted: State) -> bool:
 
 
 def move(current: State, wanted: State) -> State:
-    """Where checkpoints go (a folder that all VMs reach), how often, how many complete ones are
-    kept.
-    """
+    """Return ``wanted`` if the table allows the step from ``current``, else IllegalMoveError."""
     if not may_move(current, wanted):
         raise IllegalMoveError(f"{type(current).__name__} cannot go from {current} to {wanted}")
     return wanted

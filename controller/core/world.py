@@ -6,8 +6,7 @@ at process start plus monotonic seconds since, so they compare with stored ones 
 is among them.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from controller.core.jobspec import JobSpec
 from controller.core.states import GenerationState, JobState, NodeState, Reason
@@ -31,7 +30,10 @@ class Node:
     heard_at: float
     """The last beat, report or parked request received from it."""
     suspect_since: float | None = None
-    """Its parked request broke (and it has not been heard since), or it missed two beats."""
+    """When its parked order request broke (the client went away unanswered), until it parks a new
+    one; beats and reports do not clear it, they may have been on their way when it died. Missed
+    beats are not among it: they follow from ``heard_at``.
+    """
     registered_at: float = 0.0
 
 
@@ -103,6 +105,9 @@ class Generation:
     finished: bool
     """All ranks said Finished."""
     because: str = ""
+    """The sentence it was planned or launched with."""
+    step_seconds: float = 0.0
+    """How long its steps take lately (a median); 0: unknown."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,10 @@ class Checkpoint:
     complete: bool
     condemned: bool = False
     """A rank found a wrong size or hash in it, or its deletion was ordered."""
+    resumed_from: ResumedFrom | None = None
+    """What its writer resumed from, as its parts say: the link when the store does not know the
+    writer.
+    """
 
 
 @dataclass(frozen=True)
@@ -134,6 +143,13 @@ class EndedGeneration:
     ended_at: float
     launched: bool
     """It gave out seats."""
+    reason: Reason | None = None
+    """Why it ended, as :class:`controller.core.actions.EndGeneration` said."""
+    because: str = ""
+    """The sentence it ended with."""
+    shape: Shape | None = None
+    nodes: tuple[tuple[str, str], ...] = ()
+    """(node, incarnation) of each of its seats, without repeats, by rank."""
 
 
 @dataclass(frozen=True)
@@ -170,12 +186,33 @@ class Rules:
     """The knobs that decisions depend on; seconds."""
 
     lost_after: float = 5.0
+    """Silence that makes a node lost."""
     suspect_after: float = 2.0
+    """Silence (two beats) that makes a node suspect."""
+    broken_bound: float = 1.5
+    """Silence after a broken order request that makes a node lost when its peers report broken
+    links.
+    """
     coalesce: float = 0.3
+    """Losses closer than this are one decision: a launch waits this long after the last."""
+    settle: float = 1.0
+    """A start below the job's most nodes waits this long after the last node joined."""
+    look_deadline: float = 10.0
+    """For the listing of the checkpoint folder."""
     launch_deadline: float = 120.0
     """Per launch, until every rank has reached its first step."""
-    look_deadline: float = 10.0
+    halt_patience: float = 2.0
+    """How long ranks may stand halted before a culprit is known; then all are launched again."""
+    hang_after: float = 300.0
+    """No step, though every agent answers."""
+    backoff: float = 1.0
+    """After the first of several failures in a row; doubles with each."""
+    backoff_cap: float = 60.0
     max_launches_without_progress: int = 6
+    max_interrupted_launches: int = 20
+    """In a row, each ended by the loss of a node before a new step: evictions are never charged,
+    but a job that kills its nodes must not loop for ever.
+    """
 
 
 @dataclass(frozen=True)
@@ -186,7 +223,5 @@ class World:
     jobs: tuple[Job, ...]
     grace_until: float
     """After the controller's own start or a long pause nobody is lost by silence before this."""
-    lost_at: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """(node, incarnation) -> when it was marked lost or evicted, for those still seated in a
-    current generation.
-    """
+    last_loss_at: float = 0.0
+    """When any incarnation was last closed (lost, evicted, replaced by a newer one); 0: never."""
