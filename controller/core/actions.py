@@ -117,8 +117,9 @@ class DeleteCheckpoints:
 
 @dataclass(frozen=True)
 class MarkDone:
-    """Order ``node`` to write done.json: the job succeeded with ``folder``. Comes with the MoveJob to
-    ``succeeded``.
+    """Order ``node`` to write done.json: the job succeeded with ``folder``.
+
+    Comes with the MoveJob to ``succeeded``.
     """
 
     job: str
