@@ -1,0 +1,327 @@
+"""The user's program: a plain Python file with ``layers``, ``dataset``, ``loss`` and, if it likes,
+``optimizer``, ``lr_scale`` and ``inputs``. It imports nothing of ours.
+
+This room loads such a file (a builtin is one too), calls its functions, and turns whatever goes
+wrong in them into a :class:`ProgramError`: one sentence that names the user's file and line. Its
+folder goes to the END of ``sys.path``, so that it shadows neither us nor an installed package.
+"""
+
+import importlib.util
+import math
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from trainer import generators
+from trainer.contract.spec import Program
+
+BUILTINS = Path(__file__).parent / "models"
+TAKEN_NAMES = ("agent", "controller", "trainer")
+"""Our own import names; a program folder with one of them at its top level is refused."""
+REQUIRED = ("layers", "dataset", "loss")
+
+NamedParameters = Sequence[tuple[str, nn.Parameter]]
+
+
+class ProgramError(Exception):
+    """The user's program failed or gave what cannot be trained; ``str()`` is one sentence.
+
+    ``details`` is the traceback's tail.
+    """
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details
+
+
+class Dataset(Protocol):
+    """Map-style: ``ds[i]`` is a dict of tensors (or arrays, or numbers)."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
+
+
+class Args(dict[str, Any]):
+    """``spec.program.args`` as the program gets it: a dict whose keys can be read as attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"args has no {name!r}") from None
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """The loss of one micro-batch: sums and weights are added over the global batch, divided once.
+
+    ``metrics``: name -> (sum, weight).
+    """
+
+    sum: Tensor
+    weight: float
+    metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+
+def load(program: Program) -> "LoadedProgram":
+    """Import the program's file. Raises ProgramError."""
+    if program.source.startswith("builtin:"):
+        path, workdir = _builtin(program.source.removeprefix("builtin:")), None
+    else:
+        path = Path(program.source)
+        workdir = Path(program.workdir) if program.workdir else path.parent
+        if not path.is_file():
+            raise ProgramError(f"there is no program file {path}")
+        _refuse_taken_names(workdir)
+        if str(workdir) not in sys.path:
+            sys.path.append(str(workdir))
+    home = workdir or path.parent
+    with blaming(f"importing {path.name}", home), generators.restored():
+        generators.seed_all(0)
+        module = _import(path)
+    for name in REQUIRED:
+        if not callable(getattr(module, name, None)):
+            raise ProgramError(f"{path.name} has no function {name}()")
+    return LoadedProgram(module, path, home, Args(program.args))
+
+
+def _builtin(name: str) -> Path:
+    known = sorted(p.stem for p in BUILTINS.glob("*.py") if p.stem != "__init__")
+    if name not in known:
+        raise ProgramError(f"there is no builtin {name!r}; there are: {', '.join(known)}")
+    return BUILTINS / f"{name}.py"
+
+
+def _refuse_taken_names(workdir: Path) -> None:
+    """A user's ``trainer.py`` beside the program could never be imported: ours comes first."""
+    for name in TAKEN_NAMES:
+        for entry in (workdir / name, workdir / f"{name}.py"):
+            if entry.exists():
+                raise ProgramError(
+                    f"the program's folder holds {entry.name!r}, which is a name of ours: rename it"
+                )
+
+
+def _import(path: Path) -> ModuleType:
+    name = f"varuna_program_{path.stem}"
+    found = importlib.util.spec_from_file_location(name, path)
+    if found is None or found.loader is None:
+        raise ProgramError(f"{path.name} is not a Python file")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module  # dataclasses and pickling look the module up by its name
+    found.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def blaming(what: str, home: Path) -> Iterator[None]:
+    """Turn whatever the user's code raises inside into a ProgramError that says where."""
+    try:
+        yield
+    except ProgramError:
+        raise
+    except (Exception, SystemExit) as error:
+        details = "".join(traceback.format_exception(error))[-4000:]
+        said = " ".join(str(error).split())[:300]
+        raised = type(error).__name__ + (f": {said}" if said else "")
+        where = _where(error, home)
+        raise ProgramError(
+            f"{what} raised {raised}" + (f" ({where})" if where else ""), details
+        ) from error
+
+
+def _where(error: BaseException, home: Path) -> str:
+    """``file:line`` of the innermost frame below ``home``, or of a syntax error there."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{_short(error.filename, home)}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(home)]
+    return f"{_short(own[-1].filename, home)}:{own[-1].lineno}" if own else ""
+
+
+def _short(filename: str, home: Path) -> str:
+    path = Path(filename)
+    return str(path.relative_to(home)) if path.is_relative_to(home) else path.name
+
+
+class LoadedProgram:
+    """The program's functions, checked: each raises ProgramError and nothing else."""
+
+    def __init__(self, module: ModuleType, path: Path, home: Path, args: Args) -> None:
+        self.name = path.name
+        self._module = module
+        self._home = home
+        self._args = args
+
+    @contextmanager
+    def blaming(self, what: str) -> Iterator[None]:
+        """For running the user's layers: what they raise becomes a ProgramError with file:line."""
+        with blaming(what, self._home):
+            yield
+
+    def layers(self) -> list[nn.Module]:
+        """The model's layers in order, on the device that is current."""
+        layers = self._call("layers", self._args)
+        if not isinstance(layers, Iterable):
+            raise ProgramError(f"{self.name}: layers() gives {_kind(layers)}, not a list of layers")
+        layers = list(layers)
+        if not layers:
+            raise ProgramError(f"{self.name}: layers() gives no layer")
+        for index, layer in enumerate(layers):
+            if not isinstance(layer, nn.Module):
+                raise ProgramError(
+                    f"{self.name}: layers()[{index}] is {_kind(layer)}, not an nn.Module"
+                )
+            if any(layer is other for other in layers[:index]):
+                raise ProgramError(
+                    f"{self.name}: layers()[{index}] is the same object as an earlier layer; make "
+                    "another and share its parameters instead"
+                )
+        return layers
+
+    @cached_property
+    def dataset(self) -> "CheckedDataset":
+        """The dataset, built once. Generators are seeded around it, so that all nodes see the same
+        even when it is made of random numbers.
+        """
+        with generators.restored():
+            generators.seed_all(0)
+            dataset = self._call("dataset", self._args)
+        for method in ("__len__", "__getitem__"):
+            if not hasattr(dataset, method):
+                raise ProgramError(
+                    f"{self.name}: dataset() gives {_kind(dataset)} without {method}"
+                )
+        return CheckedDataset(dataset, self._home)
+
+    def inputs(self, batch: Mapping[str, Tensor]) -> Any:
+        """What the first layer takes; without the user's ``inputs()`` the whole batch."""
+        return self._call("inputs", batch) if hasattr(self._module, "inputs") else batch
+
+    def loss(self, output: Any, batch: Mapping[str, Tensor]) -> LossSum:
+        """The user's loss as a sum, whichever form it has: a mean over the samples, ``(sum,
+        weight)`` or ``(sum, weight, metrics)``.
+
+        A metric is a mean, weighted by ``weight``, or a ``(sum, weight)`` pair.
+        """
+        given = self._call("loss", output, batch)
+        if isinstance(given, Tensor):
+            samples = len(next(iter(batch.values())))
+            return LossSum(self._scalar(given) * samples, float(samples))
+        if not isinstance(given, tuple) or len(given) not in (2, 3):
+            raise ProgramError(
+                f"{self.name}: loss() gives {_kind(given)}; it must give the mean, "
+                "(sum, weight) or (sum, weight, metrics)"
+            )
+        weight = self._number(given[1], "loss() gives a weight")
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ProgramError(f"{self.name}: loss() gives the weight {weight}")
+        metrics = given[2] if len(given) == 3 else {}
+        if not isinstance(metrics, Mapping):
+            raise ProgramError(f"{self.name}: loss() gives metrics that are {_kind(metrics)}")
+        return LossSum(
+            self._scalar(given[0]),
+            weight,
+            {str(name): self._metric(str(name), value, weight) for name, value in metrics.items()},
+        )
+
+    def optimizer(self, named_params: NamedParameters) -> torch.optim.Optimizer | None:
+        """The optimizer of these parameters; None when there are none.
+
+        The default is AdamW without decay on biases and norms (what has fewer than two
+        dimensions), with ``args.lr`` (1e-3) and ``args.weight_decay`` (0.01).
+        """
+        if not named_params:
+            return None
+        if not hasattr(self._module, "optimizer"):
+            return self._adamw(named_params)
+        optimizer = self._call("optimizer", list(named_params), self._args)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ProgramError(f"{self.name}: optimizer() gives {_kind(optimizer)}")
+        return optimizer
+
+    def _adamw(self, named_params: NamedParameters) -> torch.optim.Optimizer:
+        decayed = [p for _, p in named_params if p.ndim >= 2]
+        others = [p for _, p in named_params if p.ndim < 2]
+        decay = self._args.get("weight_decay", 0.01)
+        groups = [
+            {"params": decayed, "weight_decay": decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        with self.blaming("AdamW"):
+            return torch.optim.AdamW(
+                [group for group in groups if group["params"]], lr=self._args.get("lr", 1e-3)
+            )
+
+    def lr_scale(self, step: int) -> float:
+        """By what the base learning rates are multiplied in ``step`` (from 1); default 1."""
+        if not hasattr(self._module, "lr_scale"):
+            return 1.0
+        scale = self._number(self._call("lr_scale", step, self._args), "lr_scale() gives")
+        if not (math.isfinite(scale) and scale >= 0):
+            raise ProgramError(f"{self.name}: lr_scale({step}) gives {scale}")
+        return scale
+
+    def _call(self, name: str, *given: Any) -> Any:
+        function: Callable[..., Any] = getattr(self._module, name)
+        with self.blaming(f"{name}()"):
+            return function(*given)
+
+    def _scalar(self, loss: Any) -> Tensor:
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+            raise ProgramError(f"{self.name}: loss() gives {_kind(loss)}, not one floating number")
+        return loss.reshape(())
+
+    def _number(self, value: Any, what: str) -> float:
+        if isinstance(value, Tensor) and value.numel() == 1:
+            return float(value.detach())
+        if isinstance(value, int | float) or hasattr(value, "__float__"):
+            return float(value)
+        raise ProgramError(f"{self.name}: {what} {_kind(value)}, not a number")
+
+    def _metric(self, name: str, value: Any, weight: float) -> tuple[float, float]:
+        what = f"loss() gives for the metric {name!r}"
+        if isinstance(value, tuple) and len(value) == 2:
+            return self._number(value[0], what), self._number(value[1], what)
+        return self._number(value, what) * weight, weight
+
+
+class CheckedDataset:
+    """The user's dataset; what it raises becomes a ProgramError with file:line."""
+
+    def __init__(self, dataset: Dataset, home: Path) -> None:
+        self._dataset = dataset
+        self._home = home
+        with blaming("len(dataset)", home):
+            self._length = len(dataset)
+        if self._length < 1:
+            raise ProgramError("the dataset is empty")
+        self.fingerprint = str(getattr(dataset, "fingerprint", ""))
+        """What the dataset says of its content; empty when it says nothing."""
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        with blaming(f"dataset[{index}]", self._home):
+            sample = self._dataset[index]
+        if not isinstance(sample, Mapping) or not sample:
+            raise ProgramError(f"dataset[{index}] is {_kind(sample)}, not a dict of tensors")
+        return sample
+
+
+def _kind(value: Any) -> str:
+    """What a value is, in words that fit after "gives"."""
+    if isinstance(value, Tensor):
+        return f"a tensor of {value.dtype} and shape {tuple(value.shape)}"
+    return "nothing" if value is None else f"a {type(value).__name__}"
