@@ -1,0 +1,346 @@
+"""The warm process that trainers and the store are forked from: parent, reaper and subreaper.
+
+It has imported torch and all that a trainer needs, started no thread and computed nothing, so a
+fork of it is a trainer in milliseconds. It knows no agent, only an owner at the other end of a
+socket that tells it what to fork (:mod:`trainer.contract.forks`) and hears what became of it.
+
+    owner ==socket== zygote --+-- trainer   (own session, subreaper of its own orphans)
+                              +-- store
+                              +-- zygote ==socket== another owner
+
+The chain of death: when the owner goes, the zygote kills all that it forked; when the zygote goes,
+the kernel does (parent-death signal). What a dead trainer leaves behind comes to the zygote, since
+both are subreapers: a child that it did not fork is an orphan, and is killed. So data-loader
+workers, daemons that forked twice and those that ignore SIGTERM end with their trainer.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import gc
+import importlib
+import io
+import os
+import random
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy
+import safetensors.torch  # noqa: F401  (for the trainers)
+import torch
+import torch._dynamo  # the first optimizer pulls it in, which takes seconds
+import torch.distributed
+import torch.optim
+
+from trainer.contract import forks
+from trainer.contract.progress import ExitCode
+from trainer.contract.spec import RunSpec
+
+Entry = Callable[[RunSpec, socket.socket], int]
+
+_LAST_WORDS_SECONDS = 10.0
+"""How long the killed may take to be gone after the owner went."""
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def main() -> None:
+    """Serve the owner at ``--fd``; in each child that is forked on the way, be that child."""
+    parser = argparse.ArgumentParser(prog="trainer.zygote", description=__doc__)
+    parser.add_argument("--fd", type=int, required=True, help="this end of the owner's socket")
+    parser.add_argument("--entry", default="trainer.main:run", help="MODULE:FUNCTION of a trainer")
+    parser.add_argument("--path", help="a folder to append to sys.path before the entry's import")
+    arguments = parser.parse_args()
+    if arguments.path:
+        sys.path.append(arguments.path)
+    entry = _entry(arguments.entry)
+    if (threads := len(os.listdir("/proc/self/task"))) != 1:
+        sys.exit(f"the zygote has {threads} threads after its imports; a fork of it could hang")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C and a service's end reach the owner
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    gc.collect()
+    gc.freeze()
+    task: Task | None = Task(forks.StartZygote(id="first"), arguments.fd)
+    while task and isinstance(task.order, forks.StartZygote):
+        task = _serve(task.descriptor)
+    if task:  # the loop was left in a child
+        os._exit(_be(task, entry))
+
+
+def _entry(name: str) -> Entry:
+    module, _, function = name.rpartition(":")
+    found: Entry = getattr(importlib.import_module(module), function)
+    return found
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a process is to be; it owns the descriptors."""
+
+    order: forks.Start
+    descriptor: int
+    log: int | None = None
+
+
+def _serve(descriptor: int) -> Task | None:
+    """Be a zygote until the owner is gone and with it all that was forked: then None.
+
+    In a fresh child: what it is to be, with all that was the zygote's closed.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    with socket.socket(fileno=descriptor) as owner, _woken_by_deaths() as wake:
+        return _Zygote(owner, wake).serve()
+
+
+@contextlib.contextmanager
+def _woken_by_deaths() -> Iterator[int]:
+    """A descriptor that becomes readable whenever a child has died."""
+    read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    try:
+        yield read
+    finally:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.close(read)
+        os.close(write)
+
+
+class _Zygote:
+    def __init__(self, owner: socket.socket, wake: int) -> None:
+        self._owner = owner
+        self._wake = wake
+        self._forked: dict[int, forks.Start] = {}
+        self._owner_is_there = True
+
+    def serve(self) -> Task | None:
+        self._tell(forks.Ready(pid=os.getpid(), torch_version=torch.__version__))
+        with selectors.PollSelector() as selector:  # epoll would be shared with the children
+            selector.register(self._owner, selectors.EVENT_READ)
+            selector.register(self._wake, selectors.EVENT_READ)
+            while self._owner_is_there:
+                for key, _ in selector.select():
+                    if key.fileobj is self._owner:
+                        if task := self._hear():
+                            return task
+                    else:
+                        os.read(self._wake, 4096)
+                self._reap()
+        self._end_all()
+        return None
+
+    def _hear(self) -> Task | None:
+        """Carry out one request; in the child that it makes, return what the child is to be."""
+        try:
+            received = forks.receive(self._owner)
+        except ConnectionError:
+            received = None
+        if received is None:
+            self._owner_is_there = False
+            return None
+        text, descriptor = received
+        request = forks.REQUEST.validate_json(text)
+        if isinstance(request, forks.Kill):
+            self._kill(request.id)
+            return None
+        if descriptor is None:
+            raise ValueError(f"{request.kind} came without its descriptor")
+        return self._fork(request, descriptor)
+
+    def _fork(self, order: forks.Start, descriptor: int) -> Task | None:
+        zygote, log = os.getpid(), None
+        answer: forks.Started | forks.Refused
+        try:
+            log = _open_log(order)
+            pid = os.fork()
+        except OSError as error:
+            answer = forks.Refused(id=order.id, message=f"cannot start it: {error}")
+        else:
+            if pid == 0:
+                if not isinstance(order, forks.StartZygote):
+                    _die_with(zygote)
+                os.setsid()
+                return Task(order, descriptor, log)
+            self._forked[pid] = order
+            answer = forks.Started(id=order.id, pid=pid)
+        os.close(descriptor)
+        if log is not None:
+            os.close(log)
+        self._tell(answer)
+        return None
+
+    def _kill(self, id_: str) -> None:
+        for pid, order in self._forked.items():
+            if order.id == id_:
+                _kill_session(pid)
+
+    def _reap(self) -> None:
+        """Collect the dead, end what they left behind, then tell the owner."""
+        exits, someone_died = [], False
+        while (dead := _next_dead()) is not None:
+            if dead.si_pid in self._forked:
+                _kill_session(dead.si_pid)  # before its number is free again
+            os.waitpid(dead.si_pid, 0)
+            if order := self._forked.pop(dead.si_pid, None):
+                by_itself = dead.si_code == os.CLD_EXITED
+                code, number = (dead.si_status, None) if by_itself else (None, dead.si_status)
+                exits.append(forks.Exited(id=order.id, code=code, signal=number))
+            someone_died = True
+        if someone_died:
+            self._end_orphans()
+        for exit_ in exits:
+            self._tell(exit_)
+
+    def _end_orphans(self) -> bool:
+        """Kill every child that was not forked here; whether there was one.
+
+        Its own children come here when it dies, and that death wakes us again.
+        """
+        orphans = [pid for pid in _children_of(os.getpid()) if pid not in self._forked]
+        for pid in orphans:
+            _kill(os.kill, pid)
+        return bool(orphans)
+
+    def _end_all(self) -> None:
+        """The owner is gone: end all but the zygotes, which have owners of their own."""
+        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        while time.monotonic() < deadline:
+            mine = [p for p, o in self._forked.items() if not isinstance(o, forks.StartZygote)]
+            for pid in mine:
+                _kill_session(pid)
+            if not self._end_orphans() and not mine:
+                return
+            time.sleep(0.005)
+            self._reap()
+
+    def _tell(self, answer: forks.Answer) -> None:
+        with contextlib.suppress(OSError):  # an owner that is gone is seen as the end of the socket
+            forks.send(self._owner, answer)
+
+
+def _open_log(order: forks.Start) -> int | None:
+    if not isinstance(order, forks.StartTrainer):
+        return None
+    return os.open(order.log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def _be(task: Task, entry: Entry) -> int:
+    """Be a trainer or the store in this fresh child; the exit code."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _close_all_but(task)
+    match task.order:
+        case forks.StartTrainer():
+            return _train(task.order, task.descriptor, entry)
+        case forks.StartStore():
+            return _serve_store(task.descriptor)
+    raise ValueError(f"a child cannot be {task.order.kind}")
+
+
+def _close_all_but(task: Task) -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    if task.log is not None:
+        os.dup2(task.log, 1)
+        os.dup2(task.log, 2)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != task.descriptor:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+
+
+def _train(order: forks.StartTrainer, descriptor: int, entry: Entry) -> int:
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # keeps its orphans apart from other trainers' until its end
+    for stream in (sys.stdout, sys.stderr):
+        # A log takes any character, whatever the locale, and whole lines at once.
+        assert isinstance(stream, io.TextIOWrapper)
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    _seed(order.spec)
+    torch.set_num_threads(order.threads)
+    code: int = ExitCode.INTERNAL
+    try:
+        with socket.socket(fileno=descriptor) as control:
+            code = entry(order.spec, control)
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else ExitCode.INTERNAL
+    except BaseException:
+        traceback.print_exc()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return code
+
+
+def _seed(spec: RunSpec) -> None:
+    """Two children of one zygote must not draw the same numbers."""
+    seed = zlib.crc32(f"{spec.training.seed}/{spec.generation}/{spec.rank}".encode())
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def _serve_store(descriptor: int) -> int:
+    with socket.socket(fileno=descriptor) as listening:
+        host, port = listening.getsockname()[:2]
+        listening.detach()
+    store = torch.distributed.TCPStore(  # type: ignore[attr-defined]  # torch's stubs miss it
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor
+    )
+    while store:
+        signal.pause()
+    return 0
+
+
+def _prctl(option: int, value: int) -> None:
+    if _LIBC.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def _die_with(parent: int) -> None:
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone before we asked
+        os._exit(ExitCode.LEFT)
+
+
+def _next_dead() -> os.waitid_result | None:
+    """A child that has died and still keeps its number; None when there is none."""
+    try:
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+
+
+def _kill_session(pid: int) -> None:
+    _kill(os.kill, pid)  # a child that has no session yet
+    _kill(os.killpg, pid)
+
+
+def _kill(how: Callable[[int, int], None], pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        how(pid, signal.SIGKILL)
+
+
+def _children_of(parent: int) -> Iterator[int]:
+    """The living children of ``parent``."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    state, ppid = file.read().rpartition(b")")[2].split()[:2]
+                if int(ppid) == parent and state != b"Z":
+                    yield int(name)
+
+
+if __name__ == "__main__":
+    main()
