@@ -266,6 +266,8 @@ class Looked(Frozen):
     generation: int
     parts: tuple[PartFound, ...] = ()
     markers: tuple[MarkerFound, ...] = ()
+    newest_generation: int = 0
+    """The highest number that any marker or folder carries, damaged ones too; 0: none."""
     error: str | None = None
 
 
