@@ -16,7 +16,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol, Self, TypeVar
 
@@ -25,8 +25,8 @@ from pydantic import Field, ValidationError, model_validator
 from trainer.contract.durable import write_whole
 from trainer.contract.spec import Frozen, ResumedFrom, Shape
 
-FORMAT_VERSION = 1
 DONE_FILE = "done.json"
+OTHER_CONTENT = "has another content than was written (its SHA-256 differs)"
 
 _FOLDER = re.compile(r"step-([0-9]{6,})\.g([1-9][0-9]*)(?:\.([a-z]+))?")
 _PART = re.compile(r"part-(0|[1-9][0-9]*)\.json")
@@ -173,10 +173,21 @@ class Done(Frozen):
 
 @dataclass(frozen=True)
 class Skipped:
-    """Something in the folder that is not taken; ``path`` is relative to the root."""
+    """A file that is of no use, which takes its part with it; ``path`` is relative to the root."""
 
     path: str
     reason: str
+    damaged: bool = True
+    """Its content is wrong and stays so; else it is missing or cannot be read, which may pass."""
+
+
+class Unusable(Exception):  # noqa: N818 - it says what a file is, and is caught, not shown
+    """Something in a checkpoint folder cannot be used."""
+
+    def __init__(self, path: Path, reason: str, *, damaged: bool = True) -> None:
+        super().__init__(f"{path} {reason}")
+        self.path = path
+        self.skipped = Skipped(path.name, reason, damaged)
 
 
 @dataclass(frozen=True)
@@ -232,54 +243,45 @@ def scan(root: str | Path, layer_count: int | None = None) -> Listing:
     root = Path(root)
     parts: list[Part] = []
     markers: list[Marker] = []
+    done: Done | None = None
     skipped: list[Skipped] = []
     numbers = [0]
-    names = _names(root)
-    for name in names:
-        if folder := FolderName.parse(name):
-            numbers.append(folder.generation)
-            found, wrong = read_folder(root / name, layer_count)
-            parts += found
-            skipped += (Skipped(f"{name}/{s.path}" if s.path else name, s.reason) for s in wrong)
-        elif match := _MARKER.fullmatch(name):
-            numbers.append(int(match[1]))
-            marker = _read_json(root / name, Marker)
-            if isinstance(marker, Marker) and marker.generation != int(match[1]):
-                marker = f"is generation {marker.generation}'s"
-            if isinstance(marker, Marker):
-                markers.append(marker)
-            else:
-                skipped.append(Skipped(name, marker))
-    done = _read_json(root / DONE_FILE, Done) if DONE_FILE in names else None
-    if isinstance(done, str):
-        skipped.append(Skipped(DONE_FILE, done))
-    return Listing(
-        root=str(root),
-        parts=tuple(parts),
-        markers=tuple(sorted(markers, key=lambda m: m.generation)),
-        done=done if isinstance(done, Done) else None,
-        skipped=tuple(skipped),
-        newest_generation=max(numbers),
-    )
+    for name in _names(root):
+        try:
+            if folder := FolderName.parse(name):
+                numbers.append(folder.generation)
+                found, wrong = read_folder(root / name, layer_count)
+                parts += found
+                skipped += (replace(s, path=f"{name}/{s.path}") for s in wrong)
+            elif match := _MARKER.fullmatch(name):
+                numbers.append(int(match[1]))
+                markers.append(_read_marker(root / name, int(match[1])))
+            elif name == DONE_FILE:
+                done = _read_json(root / name, Done)
+        except Unusable as unusable:
+            skipped.append(unusable.skipped)
+    markers.sort(key=lambda marker: marker.generation)
+    return Listing(str(root), tuple(parts), tuple(markers), done, tuple(skipped), max(numbers))
 
 
 def read_folder(
     path: Path, layer_count: int | None = None
 ) -> tuple[tuple[Part, ...], tuple[Skipped, ...]]:
-    """The usable parts of one checkpoint folder by rank, and what is skipped of it and why."""
+    """The usable parts of one checkpoint folder by rank, and what is skipped of it and why.
+
+    Paths of what is skipped are relative to the folder. Raises Unusable when it is not a folder.
+    """
     parts: list[Part] = []
     skipped: list[Skipped] = []
     try:
         names = _names(path)
     except OSError as error:
-        return (), (Skipped("", _because(error)),)
-    for name in names:
-        if match := _PART.fullmatch(name):
-            part = _read_part(path, int(match[1]), layer_count)
-            if isinstance(part, Part):
-                parts.append(part)
-            else:
-                skipped.append(Skipped(name, part))
+        raise _unreadable(path, error) from error
+    for match in filter(None, map(_PART.fullmatch, names)):
+        try:
+            parts.append(_read_part(path, int(match[1]), layer_count))
+        except Unusable as unusable:
+            skipped.append(unusable.skipped)
     agreeing, odd = _that_agree(sorted(parts, key=lambda p: p.rank))
     return agreeing, (*skipped, *odd)
 
@@ -291,18 +293,16 @@ def _names(path: Path) -> list[str]:
         return []
 
 
-def _read_part(folder: Path, rank: int, layer_count: int | None) -> Part | str:
-    """The part of ``rank``, its files there with the right size; else why it is no use."""
-    part = _read_json(folder / part_file(rank), Part)
-    if isinstance(part, str):
-        return part
+def _read_part(folder: Path, rank: int, layer_count: int | None) -> Part:
+    """The part of ``rank``, its files there with the right size."""
+    path = folder / part_file(rank)
+    part = _read_json(path, Part)
     if part.folder != folder.name or part.rank != rank:
-        return f"is rank {part.rank}'s of {part.folder}"
+        raise Unusable(path, f"is rank {part.rank}'s of {part.folder}")
     if layer_count is not None and part.layer_count != layer_count:
-        return f"is of a model with {part.layer_count} layers, not {layer_count}"
+        raise Unusable(path, f"is of a model with {part.layer_count} layers, not {layer_count}")
     for file in part.files:
-        if reason := wrong_size(folder / file.name, file):
-            return f"{file.name} {reason}"
+        check_size(folder, file)
     return part
 
 
@@ -324,48 +324,60 @@ def _that_agree(parts: list[Part]) -> tuple[tuple[Part, ...], tuple[Skipped, ...
     return tuple(p for p in parts if stories[p.rank] == believed), odd
 
 
+def _read_marker(path: Path, generation: int) -> Marker:
+    marker = _read_json(path, Marker)
+    if marker.generation != generation:
+        raise Unusable(path, f"is generation {marker.generation}'s")
+    return marker
+
+
 _M = TypeVar("_M", Part, Marker, Done)
 
 
-def _read_json(path: Path, model: type[_M]) -> _M | str:
-    """The file as ``model``, or in a few words why not."""
+def _read_json(path: Path, model: type[_M]) -> _M:
     try:
         text = path.read_bytes()
     except OSError as error:
-        return _because(error)
+        raise _unreadable(path, error) from error
     if not text:
-        return "is empty"
+        raise Unusable(path, "is empty")
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(place) for place in first["loc"])
-        return f"cannot be used: {where + ': ' if where else ''}{first['msg']}"
+        said = f"{where}: {first['msg']}" if where else first["msg"]
+        raise Unusable(path, f"cannot be used: {said}") from error
 
 
-def _because(error: OSError) -> str:
-    return "is missing" if isinstance(error, FileNotFoundError) else f"unreadable: {error.strerror}"
-
-
-def wrong_size(path: Path, file: LayerFile) -> str | None:
-    """None when ``path`` is there with the right size, else what is wrong with it."""
+def check_size(folder: Path, file: LayerFile) -> None:
+    """Raise Unusable unless ``file`` is in ``folder`` with the right size."""
+    path = folder / file.name
     try:
         size = path.stat().st_size
     except OSError as error:
-        return _because(error)
-    return None if size == file.num_bytes else f"has {size} bytes instead of {file.num_bytes}"
+        raise _unreadable(path, error) from error
+    if size != file.num_bytes:
+        raise Unusable(path, f"has {size} bytes instead of {file.num_bytes}")
 
 
-def wrong_content(path: Path, file: LayerFile) -> str | None:
-    """None when ``path`` has the right size and hash, else what is wrong with it. Reads it all."""
-    if reason := wrong_size(path, file):
-        return reason
+def check_content(folder: Path, file: LayerFile) -> None:
+    """Raise Unusable unless ``file`` has the right size and hash. Reads it all."""
+    check_size(folder, file)
+    path = folder / file.name
     try:
         with path.open("rb") as opened:
             found = hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:
-        return _because(error)
-    return None if found == file.sha256 else "has another content than was written (SHA-256)"
+        raise _unreadable(path, error) from error
+    if found != file.sha256:
+        raise Unusable(path, OTHER_CONTENT)
+
+
+def _unreadable(path: Path, error: OSError) -> Unusable:
+    missing = isinstance(error, FileNotFoundError)
+    reason = "is missing" if missing else f"cannot be read: {error.strerror}"
+    return Unusable(path, reason, damaged=False)
 
 
 def checkpoints(listing: Listing) -> tuple[Checkpoint, ...]:

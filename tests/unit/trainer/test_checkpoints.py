@@ -167,16 +167,14 @@ def test_a_truncated_layer_file_is_skipped_with_its_name(tmp_path: Path) -> None
     written(tmp_path, part())
     (tmp_path / "step-000010.g2" / layer_file(1, 0)).write_bytes(CONTENT[:-1])
     assert skipped(tmp_path) == {
-        "step-000010.g2/part-0.json": "layer-001.r0.safetensors has 6 bytes instead of 7"
+        "step-000010.g2/layer-001.r0.safetensors": "has 6 bytes instead of 7"
     }
 
 
 def test_a_missing_layer_file_is_skipped_with_its_name(tmp_path: Path) -> None:
     written(tmp_path, part())
     (tmp_path / "step-000010.g2" / layer_file(0, 0)).unlink()
-    assert skipped(tmp_path) == {
-        "step-000010.g2/part-0.json": "layer-000.r0.safetensors is missing"
-    }
+    assert skipped(tmp_path) == {"step-000010.g2/layer-000.r0.safetensors": "is missing"}
 
 
 @pytest.mark.parametrize(
@@ -265,7 +263,7 @@ def test_other_files_and_unfinished_ones_are_passed_over(tmp_path: Path) -> None
 
 def test_a_file_in_the_place_of_a_checkpoint_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "step-000010.g2").write_text("")
-    assert skipped(tmp_path) == {"step-000010.g2": "unreadable: Not a directory"}
+    assert skipped(tmp_path) == {"step-000010.g2": "cannot be read: Not a directory"}
 
 
 # --- Markers and numbers
