@@ -1,10 +1,9 @@
 """The rule: forward, recompute or backward next? The trainer obeys it, the simulator plays it.
 
-PURE.
-Each stage of a pipeline has a static order of tasks, fixed by (schedule, stages, micro-batches). At
-run time a :class:`StageState` hears what has arrived and says what to run next: the static order,
-but where a ``varuna`` stage would recompute before the gradient has come, the next forward runs
-instead, as long as the in-flight cap allows.
+PURE. Each stage of a pipeline has a static order of tasks, fixed by (schedule, stages, micro-
+batches). At run time a :class:`StageState` hears what has arrived and says what to run next: the
+static order, but where a ``varuna`` stage would recompute before the gradient has come, the next
+forward runs instead, as long as the in-flight cap allows.
 
     F(m)  forward; keeps the stage's input, and the graph only where no R follows
     R(m)  forward again, with a graph    (the last stage runs F, B, F, B ... and needs none)

@@ -1,0 +1,229 @@
+"""The control thread: it always answers, whatever the main thread waits for.
+
+It writes what the trainer says (so that a slow agent never blocks a step), hears orders, and
+watches the sockets of the process groups: when a peer dies, the kernel tells each survivor at once
+and directly, so each names the same rank within a millisecond.
+
+A *halt* shuts down every connected socket of the groups (never a listening one: gloo would abort
+the process), which ends any wait of the main thread. It then stands still with its state intact
+until it is told to leave, its limbo runs out, or the agent is gone.
+"""
+
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from trainer.contract.progress import (
+    ORDER,
+    ExitCode,
+    Halt,
+    Halted,
+    Leave,
+    Line,
+    Phase,
+    PhaseBegun,
+)
+
+COME_BACK_SECONDS = 10.0
+"""How long the main thread may take to stand still once halted."""
+_DIRECT_SIGHT_SECONDS = 0.2
+_LAST_WORDS_SECONDS = 5.0
+
+
+class HaltingError(Exception):
+    """The trainer was halted: the main thread is to stand still."""
+
+
+@dataclass
+class Standing:
+    """How far this rank's state is. The main thread writes it."""
+
+    applied: int = 0
+    """The last step whose optimizer step is done."""
+    prepared: int = 0
+    """The last step whose gradients are whole."""
+    vote_step: int | None = None
+    """The newest step whose vote this rank holds."""
+    is_applying: bool = False
+    """Inside of an optimizer step; what is left of it is torn."""
+
+
+@dataclass(frozen=True)
+class _Cause:
+    text: str
+    suspects: tuple[int, ...]
+
+
+class Control:
+    """One trainer's conversation with its agent, and its way to a standstill."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.standing = Standing()
+        self._connection = connection
+        self._connection.setblocking(False)
+        self._heard = bytearray()
+        self._lock = threading.Lock()
+        self._backlog = bytearray()
+        self._is_flushed = threading.Condition(self._lock)
+        self._peers: dict[int, tuple[socket.socket, int]] = {}
+        self._cause: _Cause | None = None
+        self._is_halted = threading.Event()
+        self._stands_still = False
+        self._deadline: float | None = None
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll = select.epoll()
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._epoll.register(connection.fileno(), select.EPOLLIN)
+        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+
+    # --- for the main thread ------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def say(self, line: Line) -> None:
+        """Queue ``line`` for the agent; never blocks."""
+        with self._lock:
+            self._backlog += line.model_dump_json().encode() + b"\n"
+        os.eventfd_write(self._wake, 1)
+
+    def enter(self, phase: Phase) -> None:
+        """Say that ``phase`` begins."""
+        self.say(PhaseBegun(phase=phase))
+
+    def watch(self, sockets: Mapping[socket.socket, int]) -> None:
+        """From now on the end of one of ``sockets`` halts the trainer; its rank is the suspect."""
+        for connected, rank in sockets.items():
+            self._peers[connected.fileno()] = connected, rank
+            self._epoll.register(connected.fileno(), select.EPOLLRDHUP)
+
+    def unwatch(self) -> None:
+        """Peers may go from now on."""
+        for descriptor in self._peers:
+            with suppress(OSError):
+                self._epoll.unregister(descriptor)
+
+    def check(self) -> None:
+        """Raise HaltingError when the trainer is halted."""
+        if self._is_halted.is_set():
+            raise HaltingError
+
+    def halt(self, cause: str, suspects: tuple[int, ...] = ()) -> None:
+        """End every wait on a peer. The first cause counts."""
+        with self._lock:
+            if self._cause is not None:
+                return
+            self._cause = _Cause(cause, suspects)
+            self._deadline = time.monotonic() + COME_BACK_SECONDS
+        for connected, _ in self._peers.values():
+            with suppress(OSError):
+                connected.shutdown(socket.SHUT_RDWR)
+        self._is_halted.set()
+        os.eventfd_write(self._wake, 1)
+
+    def halt_after_error(self, cause: str, suspects: tuple[int, ...]) -> None:
+        """Halt because a call that needs peers failed.
+
+        What this thread's watch saw directly counts for more than whose call failed: give it time.
+        """
+        if not self._is_halted.wait(_DIRECT_SIGHT_SECONDS):
+            self.halt(cause, suspects)
+
+    def stand_still(self, limbo_seconds: float) -> None:
+        """Report and wait for an order; returns when none came. The control thread leaves."""
+        with self._lock:
+            self._stands_still = True
+        self._report_halted(torn=self.standing.is_applying)
+        self.enter(Phase.HALTED)
+        time.sleep(limbo_seconds)
+
+    def flush(self) -> None:
+        """Wait until all that was said is written, or the agent does not read."""
+        with self._is_flushed:
+            self._is_flushed.wait_for(lambda: not self._backlog, _LAST_WORDS_SECONDS)
+
+    # --- the control thread -------------------------------------------------------------------
+
+    def _run(self) -> None:
+        connection = self._connection.fileno()
+        while True:
+            for descriptor, _ in self._epoll.poll(self._patience()):
+                if descriptor == self._wake:
+                    os.eventfd_read(self._wake)
+                elif descriptor == connection:
+                    self._hear()
+                else:
+                    self._lose(descriptor)
+            self._write()
+            if self._patience() == 0:
+                self._give_up_main_thread()
+
+    def _patience(self) -> float | None:
+        """Seconds until the main thread must stand still; None when nothing is asked of it."""
+        if self._deadline is None or self._stands_still:
+            return None
+        return max(0.0, self._deadline - time.monotonic())
+
+    def _hear(self) -> None:
+        try:
+            received = self._connection.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            received = b""
+        if not received:  # the agent is gone
+            os._exit(ExitCode.LEFT)
+        self._heard += received
+        *lines, self._heard = self._heard.split(b"\n")
+        for line in lines:
+            match ORDER.validate_json(line):
+                case Halt():
+                    self.halt("ordered")
+                case Leave():
+                    os._exit(ExitCode.LEFT)
+
+    def _lose(self, descriptor: int) -> None:
+        """A peer hung up: it died, or it halted because somebody else did."""
+        self._epoll.unregister(descriptor)
+        rank = self._peers[descriptor][1]
+        self.halt(f"rank {rank} hung up", (rank,))
+
+    def _write(self) -> None:
+        with self._lock:
+            try:
+                while self._backlog:
+                    del self._backlog[: self._connection.send(self._backlog)]
+            except BlockingIOError:
+                pass
+            except OSError:
+                os._exit(ExitCode.LEFT)
+            events = select.EPOLLIN | (select.EPOLLOUT if self._backlog else 0)
+            self._epoll.modify(self._connection.fileno(), events)
+            if not self._backlog:
+                self._is_flushed.notify_all()
+
+    def _give_up_main_thread(self) -> None:
+        """It hangs somewhere that no socket ends: nobody can vouch for its state."""
+        self._report_halted(torn=True)
+        self._write()
+        os._exit(ExitCode.PEER_LOST)
+
+    def _report_halted(self, *, torn: bool) -> None:
+        assert self._cause is not None
+        standing = self.standing
+        self.say(
+            Halted(
+                applied=standing.applied,
+                prepared=standing.prepared,
+                vote_step=standing.vote_step,
+                torn=torn,
+                cause=self._cause.text,
+                suspects=self._cause.suspects,
+            )
+        )
