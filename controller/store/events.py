@@ -1,6 +1,13 @@
-"""The kinds of event: a closed set, the same words in store, REST, CLI and dashboard."""
+"""What has happened, in the order of its becoming durable. A closed set of kinds, the same words in
+store, REST, CLI and dashboard.
+"""
 
 from enum import StrEnum
+from typing import Any
+
+import sqlalchemy as sa
+
+from controller.store import tables
 
 
 class EventType(StrEnum):
@@ -12,7 +19,6 @@ class EventType(StrEnum):
     CANCEL_ASKED = "cancel_asked"
     PROGRAM_INSPECTED = "program_inspected"
     NODE_JOINED = "node_joined"
-    NODE_SUSPECTED = "node_suspected"
     NODE_LOST = "node_lost"
     NODE_EVICTED = "node_evicted"
     EVICTION_DRILL = "eviction_drill"
@@ -30,3 +36,28 @@ class EventType(StrEnum):
     CHECKPOINTS_DELETED = "checkpoints_deleted"
     SAVE_FAILED = "save_failed"
     JOB_DONE_MARKED = "job_done_marked"
+
+
+def record(
+    connection: sa.Connection,
+    at: float,
+    type_: EventType,
+    message: str,
+    *,
+    job: str | None = None,
+    node: str | None = None,
+    generation: int | None = None,
+    **data: Any,
+) -> None:
+    """Add one event; ``message`` is the sentence that a person reads."""
+    connection.execute(
+        tables.events.insert().values(
+            at=at,
+            type=type_.value,
+            job=job,
+            node=node,
+            generation=generation,
+            message=message.replace("\0", "�"),
+            data=data,
+        )
+    )

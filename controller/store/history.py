@@ -1,0 +1,280 @@
+"""What the rows tell of a job's past: its lineage, its ledger, its recoveries.
+
+A *recovery* runs from the last step before the first loss to the first step after, over all
+superseded launches. Its phases are cut by receive times of the controller's own clock:
+
+    last step .. first fact of the loss   detect       .. all ranks rendezvous     launch
+    .. the launch is recorded             decide       .. all ranks load           rendezvous
+    (save: none in a restart from disk)                .. all ranks compute        load
+    .. the old trainers are gone          stop         .. the first step commits   first_step
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import sqlalchemy as sa
+
+from controller.core.states import JobState
+from controller.store import events
+from controller.store.events import EventType
+from controller.store.rows import insert_new
+from controller.store.tables import checkpoints, generations, nodes, recoveries, seats, steps
+from trainer.contract.checkpoints import lineage
+from trainer.contract.progress import Phase
+from trainer.contract.samples import expected_hash
+from trainer.contract.spec import ResumedFrom, Shape
+
+PHASES = ("detect", "decide", "save", "stop", "launch", "rendezvous", "load", "first_step")
+_RECENT_STEPS = 20
+
+
+# ---- lineage
+
+
+@dataclass(frozen=True)
+class Link:
+    """Steps ``first`` .. ``last`` of the lineage are those of ``generation``."""
+
+    generation: int
+    first: int
+    last: int
+
+
+def lineage_of(connection: sa.Connection, job: str) -> dict[int, int | None]:
+    """Generation -> the highest of its steps that counts (None: all)."""
+    rows = connection.execute(
+        sa.select(generations.c.number, generations.c.kind, generations.c.resumed_from).where(
+            generations.c.job == job,
+            (generations.c.committed > 0) | (generations.c.kind == "first_weights"),
+        )
+    ).all()
+    # A first-weights run that wrote nothing is no link; of several, the one resumed from counts.
+    written = set(
+        connection.execute(
+            sa.select(checkpoints.c.generation).where(checkpoints.c.job == job)
+        ).scalars()
+    )
+    links = {
+        row.number: resumed_from(row.resumed_from)
+        for row in rows
+        if row.kind != "first_weights" or row.number in written
+    }
+    return lineage(links)
+
+
+def links_of(connection: sa.Connection, job: str) -> list[Link]:
+    """The lineage as ranges of steps, by step."""
+    chain = lineage_of(connection, job)
+    rows = connection.execute(
+        sa.select(generations.c.number, generations.c.resumed_from, generations.c.committed)
+        .where(generations.c.job == job, generations.c.number.in_(chain))
+        .order_by(generations.c.number)
+    )
+    links = []
+    for row in rows:
+        begun = resumed_from(row.resumed_from)
+        bound = chain[row.number]
+        first = begun.step + 1 if begun else 1
+        last = row.committed if bound is None else bound
+        if last >= first:
+            links.append(Link(row.number, first, last))
+    return links
+
+
+def resumed_from(stored: Any) -> ResumedFrom | None:
+    """From its JSON."""
+    return ResumedFrom.model_validate(stored) if stored else None
+
+
+def shape_of(stored: Any) -> Shape | None:
+    """From its JSON."""
+    return Shape.model_validate(stored) if stored else None
+
+
+# ---- ledger
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Whether each step of the lineage was committed once, with the right samples."""
+
+    steps: int
+    links: Sequence[Link]
+    gap_at: int | None = None
+    gap: str = ""
+
+
+def ledger_of(connection: sa.Connection, job: Any) -> Ledger:
+    """Check the lineage's steps against the permutation; ``job`` is its row."""
+    links = links_of(connection, job.id)
+    done = links[-1].last if links else 0
+    expected = 1
+    for link in links:
+        if link.first != expected:
+            what = f"generation {link.generation} begins at step {link.first}"
+            return Ledger(done, links, expected, f"{what}, not {expected}")
+        if wrong := _wrong_step(connection, job, link):
+            return Ledger(done, links, *wrong)
+        expected = link.last + 1
+    if job.state == JobState.SUCCEEDED and done != job.spec["steps"]:
+        return Ledger(done, links, done + 1, f"the job is done after {done} steps")
+    return Ledger(done, links)
+
+
+def _wrong_step(connection: sa.Connection, job: Any, link: Link) -> tuple[int, str] | None:
+    rows = connection.execute(
+        sa.select(steps.c.step, steps.c.samples, steps.c.sample_ids_hash)
+        .where(steps.c.job == job.id, steps.c.generation == link.generation)
+        .where(steps.c.step.between(link.first, link.last))
+        .order_by(steps.c.step)
+    ).all()
+    batch_size, seed = job.spec["batch_size"], job.spec.get("seed", 0)
+    found = {row.step: row for row in rows}
+    for step in range(link.first, link.last + 1):
+        row = found.get(step)
+        if row is None:
+            return step, f"no report of it came from generation {link.generation}"
+        if row.samples != batch_size:
+            return step, f"it took {row.samples} samples instead of {batch_size}"
+        right = expected_hash(step, batch_size, job.samples, seed) if job.samples else ""
+        if row.sample_ids_hash != right:
+            return step, f"its samples hash to {row.sample_ids_hash} instead of {right}"
+    return None
+
+
+# ---- recoveries
+
+
+def close_recovery(connection: sa.Connection, job: str, number: int, at: float) -> None:
+    """Generation ``number`` has committed its first step at ``at``: write down how it came to that,
+    if a generation before it had trained.
+    """
+    to = _generation(connection, job, number)
+    was = connection.execute(
+        sa.select(generations)
+        .where(generations.c.job == job, generations.c.number < number)
+        .where(generations.c.committed > 0)
+        .order_by(generations.c.number.desc())
+        .limit(1)
+    ).one_or_none()
+    if was is None:
+        return
+    begun = resumed_from(to.resumed_from)
+    resumed = begun.step if begun else 0
+    phases = phases_of(connection, was, to, at)
+    gap = max(0.0, at - was.committed_at - step_seconds(connection, job, was.number))
+    shapes = [str(shape_of(row.shape)) for row in (was, to)]
+    new = insert_new(
+        connection, recoveries, job=job, to_generation=number, from_generation=was.number,
+        at_step=was.committed, resumed_from=resumed, began_at=was.committed_at, ended_at=at,
+        gap_seconds=gap, phases=phases, from_shape=shapes[0], to_shape=shapes[1],
+        reason=was.end_reason, because=was.end_because or "",
+    )  # fmt: skip
+    if new:
+        lost = was.committed - resumed
+        message = (
+            f"{_cause(connection, was)}; re-planned {shapes[0]} → {shapes[1]};"
+            f" resumed from step {resumed:,} (lost {lost} steps, {gap:.1f} s)."
+        )
+        events.record(
+            connection, at, EventType.RECOVERED, message, job=job, generation=number,
+            at_step=was.committed, resumed_from=resumed, lost_steps=lost, gap_s=gap, phases=phases,
+        )  # fmt: skip
+
+
+def phases_of(
+    connection: sa.Connection, was: Any, to: Any | None, ended_at: float | None
+) -> dict[str, float | None]:
+    """The seconds of each phase; None where it has not got to yet. ``to`` is the newest launch."""
+    new = _seats(connection, to.job, to.number) if to is not None else []
+    ends = [
+        was.loss_at,
+        to.launched_at if to is not None else None,
+        to.launched_at if to is not None else None,  # save: nothing is saved before a restart
+        _stopped_at(_seats(connection, was.job, was.number), new) or ended_at,
+        _all_reached(new, Phase.RENDEZVOUS) or ended_at,
+        _all_reached(new, Phase.LOAD) or ended_at,
+        _all_reached(new, Phase.FIRST_STEP) or ended_at,
+        ended_at,
+    ]
+    return dict(zip(PHASES, _differences(was.committed_at, ends), strict=True))
+
+
+def _differences(start: float, ends: Sequence[float | None]) -> list[float | None]:
+    """Of times that should rise; one that lies before an earlier one (phases overlap) counts 0."""
+    reached = [start]
+    for end in ends:
+        if end is None:
+            break
+        reached.append(max(reached[-1], end))
+    seconds: list[float | None] = [after - before for before, after in pairwise(reached)]
+    return seconds + [None] * (len(ends) - len(seconds))
+
+
+def _stopped_at(old: Sequence[Any], new: Sequence[Any]) -> float | None:
+    """When the last old trainer was gone from the nodes that go on."""
+    staying = {(seat.node, seat.incarnation) for seat in new}
+    exits = [seat.exit_at for seat in old if (seat.node, seat.incarnation) in staying]
+    return max((at for at in exits if at), default=None)
+
+
+def _all_reached(of: Sequence[Any], phase: Phase) -> float | None:
+    times = [seat.phases.get(phase.value) for seat in of]
+    return None if not times or None in times else max(times)
+
+
+def _cause(connection: sa.Connection, was: Any) -> str:
+    """``3 of 8 VMs lost``, or why the generation ended."""
+    seated = {(seat.node, seat.incarnation) for seat in _seats(connection, was.job, was.number)}
+    rows = connection.execute(
+        sa.select(nodes.c.name, nodes.c.incarnation).where(
+            nodes.c.gone_at.is_not(None), nodes.c.gone_at >= was.committed_at
+        )
+    )
+    lost = seated & {(row.name, row.incarnation) for row in rows}
+    if lost:
+        return f"{len(lost)} of {len(seated)} VMs lost"
+    return (was.end_because or f"Generation {was.number} ended").rstrip(".")
+
+
+def step_seconds(connection: sa.Connection, job: str, generation: int) -> float:
+    """The median of its newest steps; 0 when it has none."""
+    recent = connection.execute(
+        sa.select(steps.c.seconds)
+        .where(steps.c.job == job, steps.c.generation == generation)
+        .order_by(steps.c.step.desc())
+        .limit(_RECENT_STEPS)
+    ).scalars()
+    return float(median([*recent] or [0.0]))
+
+
+def _generation(connection: sa.Connection, job: str, number: int) -> Any:
+    return connection.execute(
+        sa.select(generations).where(generations.c.job == job, generations.c.number == number)
+    ).one()
+
+
+def _seats(connection: sa.Connection, job: str, number: int) -> Sequence[Any]:
+    return connection.execute(
+        sa.select(seats)
+        .where(seats.c.job == job, seats.c.generation == number)
+        .order_by(seats.c.rank)
+    ).all()
+
+
+def recovery_sums(connection: sa.Connection, jobs: Sequence[str]) -> Mapping[str, Any]:
+    """Job -> row with count, gap, lost."""
+    rows = connection.execute(
+        sa.select(
+            recoveries.c.job,
+            sa.func.count().label("recoveries"),
+            sa.func.sum(recoveries.c.gap_seconds).label("gap"),
+            sa.func.sum(recoveries.c.at_step - recoveries.c.resumed_from).label("lost"),
+        )
+        .where(recoveries.c.job.in_(jobs))
+        .group_by(recoveries.c.job)
+    )
+    return {row.job: row for row in rows}

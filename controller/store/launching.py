@@ -1,0 +1,64 @@
+"""From a Launch to what each trainer is told. Pure: values in, specs out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from agent import wire
+from controller.core.actions import Launch
+from controller.core.jobspec import JobSpec
+from trainer.contract.spec import Address, Program, RunSpec, Saving
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node as far as a launch needs it."""
+
+    name: str
+    facts: wire.Facts
+
+
+def run_specs(launch: Launch, spec: JobSpec, root: str, places: Sequence[Place]) -> list[RunSpec]:
+    """One spec a rank; ``places`` are the seats' nodes, ``root`` the job's checkpoint folder.
+
+    Rank 0's node holds the rendezvous store. A bundle's paths are relative to its folder.
+    """
+    first = places[0].facts
+    store = Address(host=first.data_host, port=first.store_port)
+    begun = launch.resumed_from
+    every = spec.checkpoint.every
+    first_weights = launch.kind == "first_weights"
+    return [
+        RunSpec(
+            kind="first_weights" if first_weights else "train",
+            job=launch.job,
+            generation=launch.number,
+            rank=rank,
+            shape=launch.shape,
+            cuts=launch.cuts,
+            program=program_of(spec),
+            training=spec.training(),
+            store=store if launch.shape.world > 1 else None,
+            data_host=place.facts.data_host,
+            device=_device(place, seat.device),
+            saving=Saving(root=root, every_steps=every.steps, every_seconds=every.seconds),
+            load_from=f"{root}/{begun.folder}" if begun else None,
+            resumed_from=begun,
+        )
+        for rank, (seat, place) in enumerate(zip(launch.seats, places, strict=True))
+    ]
+
+
+def program_of(spec: JobSpec) -> Program:
+    """Where the agent finds the program."""
+    if spec.program.startswith("builtin:"):
+        return Program(source=spec.program, args=spec.args)
+    if spec.bundle is not None:
+        return Program(source=spec.program, workdir=".", args=spec.args)
+    folder = PurePosixPath(spec.workdir or "/")
+    return Program(source=str(folder / spec.program), workdir=str(folder), args=spec.args)
+
+
+def _device(place: Place, number: int) -> str:
+    device = place.facts.devices[number]
+    return f"cuda:{device.index}" if device.kind == "cuda" else "cpu"

@@ -1,0 +1,151 @@
+"""Nodes and their incarnations: coming up, being heard, and the orders that wait for them."""
+
+from collections.abc import Mapping
+
+import sqlalchemy as sa
+
+from agent import wire
+from controller.core.states import GenerationState, NodeState
+from controller.store import events
+from controller.store.events import EventType
+from controller.store.rows import changed
+from controller.store.tables import generations, nodes, orders
+
+GONE = [state.value for state in NodeState if state.is_gone]
+
+
+class UnknownIncarnationError(Exception):
+    """This incarnation is not the live one of its name: it must register (again)."""
+
+
+def register(connection: sa.Connection, asked: wire.Register, at: float) -> int:
+    """Take the incarnation in, closing older ones of its name; its last durable report.
+
+    Never refused. One that was given up and comes back by the same name and incarnation was only
+    cut off: it is taken back, and what it still runs of ended generations is ordered to stop.
+    """
+    _close_older(connection, asked, at)
+    here = (nodes.c.name == asked.node) & (nodes.c.incarnation == asked.incarnation)
+    facts = asked.facts.model_dump(mode="json")
+    known = connection.execute(sa.select(nodes).where(here)).one_or_none()
+    if known is None:
+        connection.execute(
+            nodes.insert().values(
+                name=asked.node,
+                incarnation=asked.incarnation,
+                state=NodeState.JOINING.value,
+                facts=facts,
+                reported=0,
+                registered_at=at,
+                heard_at=at,
+            )
+        )
+    else:
+        back = {"state": NodeState.JOINING.value, "gone_at": None} if known.gone_at else {}
+        connection.execute(nodes.update().where(here).values(facts=facts, heard_at=at, **back))
+    if known is None or known.gone_at:
+        devices = f"{len(asked.facts.devices)} x {asked.facts.devices[0].kind}"
+        how = f"is back ({devices})" if known else f"joined ({devices})"
+        events.record(
+            connection, at, EventType.NODE_JOINED, f"{asked.node} {how}.", node=asked.node
+        )
+    _stop_what_is_void(connection, asked, at)
+    return int(known.reported) if known else 0
+
+
+def _close_older(connection: sa.Connection, asked: wire.Register, at: float) -> None:
+    older = changed(
+        connection,
+        nodes.update()
+        .where(nodes.c.name == asked.node, nodes.c.incarnation != asked.incarnation)
+        .where(nodes.c.state.not_in(GONE))
+        .values(state=NodeState.LOST.value, gone_at=at),
+    )
+    if older:
+        message = f"{asked.node} was started again; what ran there before is lost."
+        events.record(connection, at, EventType.NODE_LOST, message, node=asked.node)
+
+
+def _stop_what_is_void(connection: sa.Connection, asked: wire.Register, at: float) -> None:
+    """Trainers of ended generations must go.
+
+    Those that the store does not know are left alone: the store may be an old copy.
+    """
+    newest: dict[str, int] = {}
+    for trainer in asked.running:
+        newest[trainer.job] = max(newest.get(trainer.job, 0), trainer.generation)
+    for job, number in newest.items():
+        ended = connection.execute(
+            sa.select(sa.func.max(generations.c.number)).where(
+                generations.c.job == job,
+                generations.c.number <= number,
+                generations.c.state == GenerationState.ENDED.value,
+            )
+        ).scalar()
+        if ended:
+            stop = wire.Stop(job=job, up_to_generation=ended)
+            give_order(connection, asked.node, asked.incarnation, job, ended, stop, at)
+
+
+def reported(connection: sa.Connection, node: str, incarnation: str) -> int:
+    """The last durable report of a live incarnation, else :class:`UnknownIncarnationError`."""
+    found = connection.execute(
+        sa.select(nodes.c.reported).where(
+            nodes.c.name == node, nodes.c.incarnation == incarnation, nodes.c.state.not_in(GONE)
+        )
+    ).scalar()
+    if found is None:
+        raise UnknownIncarnationError(f"{node} is not known by incarnation {incarnation}")
+    return int(found)
+
+
+def flush_heard(connection: sa.Connection, heard: Mapping[tuple[str, str], float]) -> None:
+    """Write down when nodes were last heard, in one go."""
+    if heard:
+        connection.execute(
+            nodes.update()
+            .where(nodes.c.name == sa.bindparam("node"), nodes.c.incarnation == sa.bindparam("of"))
+            .values(heard_at=sa.bindparam("at")),
+            [{"node": node, "of": of, "at": at} for (node, of), at in heard.items()],
+        )
+
+
+# ---- orders
+
+
+def give_order(
+    connection: sa.Connection,
+    node: str,
+    incarnation: str,
+    job: str,
+    generation: int,
+    body: wire.OrderBody,
+    at: float,
+) -> int:
+    """Write down a standing order; its number."""
+    key = connection.execute(
+        orders.insert().values(
+            node=node,
+            incarnation=incarnation,
+            job=job,
+            generation=generation,
+            kind=body.kind,
+            body=body.model_dump(mode="json"),
+            created_at=at,
+        )
+    ).inserted_primary_key
+    assert key
+    return int(key[0])
+
+
+def standing_orders(
+    connection: sa.Connection, node: str, incarnation: str, after: int
+) -> tuple[wire.Order, ...]:
+    """The node's standing orders above ``after``, by number."""
+    rows = connection.execute(
+        sa.select(orders.c.number, orders.c.body)
+        .where(orders.c.node == node, orders.c.incarnation == incarnation)
+        .where(orders.c.closed_at.is_(None), orders.c.number > after)
+        .order_by(orders.c.number)
+    )
+    return tuple(wire.Order.model_validate({"number": r.number, "body": r.body}) for r in rows)

@@ -1,0 +1,414 @@
+"""What agents report, made durable exactly once: facts only, nothing is decided here.
+
+Each batch is one transaction: reports at or below the node's watermark are known already, those
+above are taken in order. A fact counts for a generation only while that is not ended; of an ended
+one the exits, the parts on disk and the steps are still written down (they are true, and the
+lineage bounds what they are good for). What names a seat that is not the reporter's is dropped.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from agent import wire
+from controller.core.states import GenerationState
+from controller.store import events, history
+from controller.store.events import EventType
+from controller.store.nodes import reported
+from controller.store.rows import changed, insert_new
+from controller.store.tables import checkpoints, generations, jobs, nodes, orders, parts, seats
+from controller.store.tables import steps as steps_table
+from trainer.contract import progress
+from trainer.contract.checkpoints import FolderName
+from trainer.contract.spec import ResumedFrom
+
+ENDED = GenerationState.ENDED.value
+
+
+@dataclass
+class Taken:
+    """The outcome of one batch."""
+
+    reported: int
+    """The last durable number."""
+    decisive: bool = False
+    """Something came that a decision may hang on: more than one more step of a run."""
+    dropped: int = 0
+    """Reports of seats that the reporter does not hold."""
+    logs_over: list[tuple[str, int, int]] = field(default_factory=list)
+
+
+def take(
+    connection: sa.Connection,
+    node: str,
+    incarnation: str,
+    reports: Sequence[wire.Report],
+    at: float,
+) -> Taken:
+    """Write down what is new among ``reports``; ``at`` is when they were received.
+
+    Raises :class:`~controller.store.nodes.UnknownIncarnationError`.
+    """
+    taken = Taken(reported(connection, node, incarnation))
+    before = taken.reported
+    for report in reports:
+        if report.number <= taken.reported:
+            continue
+        if report.number != taken.reported + 1:
+            break  # a gap: the answer makes the agent send again from there
+        match report.body:
+            case wire.Said() as said:
+                _said(connection, node, incarnation, said, at, taken)
+            case wire.Exited() as exited:
+                _exited(connection, node, incarnation, exited, at, taken)
+            case wire.OrderDone() as done:
+                _order_done(connection, node, done, at, taken)
+            case wire.Looked() as looked:
+                _looked(connection, looked, at)
+                taken.decisive = True
+        taken.reported = report.number
+    if taken.reported > before:
+        connection.execute(
+            nodes.update()
+            .where(nodes.c.name == node, nodes.c.incarnation == incarnation)
+            .values(reported=taken.reported)
+        )
+    return taken
+
+
+# ---- what a trainer said
+
+
+def _seat_of(
+    connection: sa.Connection, node: str, incarnation: str, body: wire.Said | wire.Exited
+) -> Any:
+    """The seat with its generation's state and kind, if it is this reporter's."""
+    return connection.execute(
+        sa.select(
+            seats,
+            generations.c.state,
+            generations.c.first_step_at,
+            generations.c.resumed_from,
+        )
+        .join(
+            generations,
+            (generations.c.job == seats.c.job) & (generations.c.number == seats.c.generation),
+        )
+        .where(
+            seats.c.job == body.job,
+            seats.c.generation == body.generation,
+            seats.c.rank == body.rank,
+            seats.c.node == node,
+            seats.c.incarnation == incarnation,
+        )
+    ).one_or_none()
+
+
+def _said(
+    connection: sa.Connection,
+    node: str,
+    incarnation: str,
+    said: wire.Said,
+    at: float,
+    taken: Taken,
+) -> None:
+    seat = _seat_of(connection, node, incarnation, said)
+    if seat is None:
+        taken.dropped += 1
+        return
+    over = seat.state == ENDED
+    match said.line:
+        case progress.StepCommitted() as step:
+            first = _step(connection, seat, step, at, over)
+            taken.decisive = taken.decisive or first
+        case progress.PartWritten() as part:
+            begun = history.resumed_from(seat.resumed_from)
+            _part(connection, seat.job, part, seat.generation, seat.rank, begun, at)
+            taken.decisive = True
+        case progress.SaveFailed() as failed:
+            message = f"Checkpoint at step {failed.step:,} failed on {node}: {failed.message}"
+            _event(connection, at, EventType.SAVE_FAILED, message, seat)
+        case _ if over:
+            taken.dropped += 1
+        case progress.PhaseBegun() as begun_phase:
+            phases = {begun_phase.phase.value: at} | seat.phases
+            _update_seat(connection, seat, phase=begun_phase.phase.value, phases=phases)
+            taken.decisive = True
+        case progress.Inspected() as inspected:
+            _inspected(connection, seat, inspected, at)
+            taken.decisive = True
+        case progress.Halted() as halted:
+            _update_seat(
+                connection, seat, halted=halted.model_dump(mode="json"), halted_at=at,
+                phases={progress.Phase.HALTED.value: at} | seat.phases,
+            )  # fmt: skip
+            message = f"Rank {seat.rank} on {node} stands still: {halted.cause}"
+            _event(connection, at, EventType.TRAINER_HALTED, message, seat)
+            taken.decisive = True
+        case progress.Failed() as failed_line:
+            _update_seat(connection, seat, failed=_clean(failed_line.model_dump(mode="json")))
+            _event(
+                connection, at, EventType.TRAINER_FAILED,
+                f"Rank {seat.rank} on {node}: {failed_line.message}", seat,
+                code=int(failed_line.code), details=failed_line.details[-4000:],
+            )  # fmt: skip
+            taken.decisive = True
+        case progress.Finished():
+            _update_seat(connection, seat, finished_at=at)
+            taken.decisive = True
+
+
+def _step(
+    connection: sa.Connection, seat: Any, step: progress.StepCommitted, at: float, over: bool
+) -> bool:
+    """Whether it is the first step of its generation."""
+    insert_new(
+        connection, steps_table, job=seat.job, generation=seat.generation, step=step.step, at=at,
+        loss=step.loss, grad_norm=step.grad_norm, samples=step.samples, seconds=step.seconds,
+        sample_ids_hash=step.sample_ids_hash, metrics=step.metrics,
+    )  # fmt: skip
+    if over:
+        return False
+    _update_seat(connection, seat, applied=max(seat.applied, step.step))
+    first = seat.first_step_at is None
+    started = {"first_step_at": at} if first else {}
+    newer = changed(
+        connection,
+        generations.update()
+        .where(generations.c.job == seat.job, generations.c.number == seat.generation)
+        .where(generations.c.committed < step.step)
+        .values(committed=step.step, committed_at=at, **started),
+    )
+    if newer and first:
+        connection.execute(
+            jobs.update()
+            .where(jobs.c.id == seat.job, jobs.c.started_at.is_(None))
+            .values(started_at=at)
+        )
+        history.close_recovery(connection, seat.job, seat.generation, at)
+    return first
+
+
+def _inspected(
+    connection: sa.Connection, seat: Any, inspected: progress.Inspected, at: float
+) -> None:
+    new = changed(
+        connection,
+        jobs.update()
+        .where(jobs.c.id == seat.job, jobs.c.costs.is_(None))
+        .values(costs=inspected.costs.model_dump(mode="json"), samples=inspected.samples),
+    )
+    if new:
+        layers = inspected.costs.layers
+        size = sum(layer.parameter_bytes for layer in layers) / 2**20
+        message = f"The program has {len(layers)} layers ({size:.1f} MB of parameters)"
+        message += f" and {inspected.samples:,} samples."
+        _event(connection, at, EventType.PROGRAM_INSPECTED, message, seat)
+
+
+def _exited(
+    connection: sa.Connection,
+    node: str,
+    incarnation: str,
+    exited: wire.Exited,
+    at: float,
+    taken: Taken,
+) -> None:
+    seat = _seat_of(connection, node, incarnation, exited)
+    if seat is None:
+        taken.dropped += 1
+        return
+    tail = exited.log_tail.replace("\0", "�")
+    gone = {"code": exited.code, "signal": exited.signal, "log_tail": tail}
+    _update_seat(connection, seat, exit=gone, exit_at=at)
+    taken.decisive = True
+    taken.logs_over.append((seat.job, seat.generation, seat.rank))
+    if seat.state != ENDED and exited.code != progress.ExitCode.DONE:
+        how = f"signal {exited.signal}" if exited.code is None else f"code {exited.code}"
+        message = f"Rank {seat.rank} on {node} ended with {how}."
+        _event(connection, at, EventType.TRAINER_EXITED, message, seat, log_tail=tail)
+
+
+# ---- checkpoints
+
+
+def _part(
+    connection: sa.Connection,
+    job: str,
+    part: progress.PartWritten | wire.PartFound,
+    generation: int,
+    rank: int,
+    begun: ResumedFrom | None,
+    at: float,
+) -> None:
+    """One durable part: reported by its writer, or found in the folder."""
+    insert_new(
+        connection, parts, job=job, folder=part.folder, rank=rank, layers=list(part.layers),
+        layer_count=part.layer_count, num_bytes=part.num_bytes, at=at,
+    )  # fmt: skip
+    insert_new(
+        connection, checkpoints, job=job, folder=part.folder, step=part.step,
+        generation=generation, resumed_from=begun.model_dump(mode="json") if begun else None,
+    )  # fmt: skip
+    _weigh(connection, job, part.folder, at)
+
+
+def _weigh(connection: sa.Connection, job: str, folder: str, at: float) -> None:
+    """Complete = the parts cover every layer."""
+    rows = connection.execute(
+        sa.select(parts).where(parts.c.job == job, parts.c.folder == folder)
+    ).all()
+    covered = {layer for row in rows for layer in row.layers}
+    complete = bool(rows) and len(covered) == rows[0].layer_count
+    this = (checkpoints.c.job == job) & (checkpoints.c.folder == folder)
+    if not complete:
+        connection.execute(checkpoints.update().where(this).values(complete_at=None))
+    elif changed(
+        connection,
+        checkpoints.update()
+        .where(this, checkpoints.c.complete_at.is_(None))
+        .values(complete_at=at),
+    ):
+        size = sum(row.num_bytes for row in rows)
+        named = FolderName.parse(folder)
+        message = f"Checkpoint {folder} is complete ({size / 2**20:.1f} MB)."
+        events.record(
+            connection, at, EventType.CHECKPOINT_COMPLETE, message, job=job,
+            generation=named.generation if named else None, folder=folder, size_bytes=size,
+        )  # fmt: skip
+
+
+def _looked(connection: sa.Connection, looked: wire.Looked, at: float) -> None:
+    """The folder as it was when the Look was carried out; what is gone from it is forgotten."""
+    order = connection.execute(
+        sa.select(orders).where(orders.c.number == looked.number, orders.c.kind == "look")
+    ).one_or_none()
+    if order is None or order.job != looked.job:
+        return
+    connection.execute(
+        orders.update()
+        .where(orders.c.number == looked.number, orders.c.closed_at.is_(None))
+        .values(closed_at=at, error=looked.error)
+    )
+    if looked.error is None:
+        for part in looked.parts:
+            _part(connection, looked.job, part, part.generation, part.rank, _begun(part), at)
+        _forget_missing(connection, looked, order.created_at, at)
+    numbers = [part.generation for part in looked.parts] + [m.generation for m in looked.markers]
+    connection.execute(
+        generations.update()
+        .where(generations.c.job == looked.job, generations.c.look_order == looked.number)
+        .where(generations.c.state != ENDED)
+        .values(found={"newest_marker": max(numbers, default=0), "error": looked.error, "at": at})
+    )
+
+
+def _begun(part: wire.PartFound) -> ResumedFrom | None:
+    if part.resumed_from is None or part.resumed_from_generation is None:
+        return None
+    step, generation = part.resumed_from, part.resumed_from_generation
+    return ResumedFrom(step=step, generation=generation, folder=str(FolderName(step, generation)))
+
+
+def _forget_missing(
+    connection: sa.Connection, looked: wire.Looked, ordered_at: float, at: float
+) -> None:
+    """Parts that were known when the Look was ordered and are not there now."""
+    found = {(part.folder, part.rank) for part in looked.parts}
+    known = connection.execute(
+        sa.select(parts.c.folder, parts.c.rank).where(
+            parts.c.job == looked.job, parts.c.at < ordered_at
+        )
+    ).all()
+    missing = [row for row in known if (row.folder, row.rank) not in found]
+    for row in missing:
+        connection.execute(
+            parts.delete().where(
+                parts.c.job == looked.job, parts.c.folder == row.folder, parts.c.rank == row.rank
+            )
+        )
+    for folder in {row.folder for row in missing}:
+        _weigh(connection, looked.job, folder, at)
+
+
+# ---- orders
+
+
+def _order_done(
+    connection: sa.Connection, node: str, done: wire.OrderDone, at: float, taken: Taken
+) -> None:
+    order = connection.execute(
+        sa.select(orders).where(orders.c.number == done.number, orders.c.node == node)
+    ).one_or_none()
+    if order is None:
+        taken.dropped += 1
+        return
+    connection.execute(
+        orders.update()
+        .where(orders.c.number == done.number, orders.c.closed_at.is_(None))
+        .values(closed_at=at, error=done.error)
+    )
+    if done.error is not None:
+        message = f"{node} could not {order.kind.replace('_', ' ')}: {done.error}"
+        events.record(
+            connection, at, EventType.ORDER_FAILED, message,
+            job=order.job, node=node, generation=order.generation,
+        )  # fmt: skip
+        if order.kind == "start":
+            _never_started(connection, order, message, at)
+        if order.kind == "look":
+            looked = wire.Looked(
+                number=done.number, job=order.job, generation=order.generation, error=done.error
+            )
+            _looked(connection, looked, at)
+        taken.decisive = True
+
+
+def _never_started(connection: sa.Connection, order: Any, message: str, at: float) -> None:
+    """A trainer that could not be started ends its launch as one that failed at once."""
+    code = progress.ExitCode.INTERNAL
+    failed = progress.Failed(code=code, message=message)
+    connection.execute(
+        seats.update()
+        .where(
+            seats.c.job == order.job,
+            seats.c.generation == order.generation,
+            seats.c.rank == order.body["spec"]["rank"],
+            seats.c.exit_at.is_(None),
+        )
+        .values(
+            failed=failed.model_dump(mode="json"),
+            exit={"code": int(code), "signal": None, "log_tail": message},
+            exit_at=at,
+        )
+    )
+
+
+# ---- small
+
+
+def _update_seat(connection: sa.Connection, seat: Any, **values: Any) -> None:
+    connection.execute(
+        seats.update()
+        .where(
+            seats.c.job == seat.job,
+            seats.c.generation == seat.generation,
+            seats.c.rank == seat.rank,
+        )
+        .values(**values)
+    )
+
+
+def _event(
+    connection: sa.Connection, at: float, type_: EventType, message: str, seat: Any, **data: Any
+) -> None:
+    events.record(
+        connection, at, type_, message,
+        job=seat.job, node=seat.node, generation=seat.generation, rank=seat.rank, **data,
+    )  # fmt: skip
+
+
+def _clean(said: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.replace("\0", "�") if isinstance(v, str) else v for k, v in said.items()}

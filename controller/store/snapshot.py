@@ -1,0 +1,233 @@
+"""From rows (and what memory knows of beats) to the World that a decision is made on.
+
+What is over does not change any more: ended generations are read once and kept.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from agent import wire
+from controller.core.jobspec import JobSpec
+from controller.core.states import GenerationState, JobState, NodeState, Reason
+from controller.core.world import (
+    Checkpoint,
+    EndedGeneration,
+    Exit,
+    Found,
+    Generation,
+    Job,
+    Node,
+    Seat,
+    World,
+)
+from controller.store import history
+from controller.store.nodes import GONE
+from controller.store.tables import checkpoints, generations, jobs, nodes, seats
+from trainer.contract.costs import LayerCosts
+from trainer.contract.progress import Failed, Halted, Phase
+
+OVER = [state.value for state in JobState if state.is_over]
+ENDED = GenerationState.ENDED.value
+
+
+@dataclass(frozen=True)
+class Sign:
+    """The newest sign of life of an incarnation, as memory has it."""
+
+    heard_at: float
+    suspect_since: float | None = None
+
+
+class Snapshots:
+    """Loads worlds; remembers only what can no longer change."""
+
+    def __init__(self) -> None:
+        self._past: dict[str, dict[int, EndedGeneration]] = {}
+
+    def load(
+        self,
+        connection: sa.Connection,
+        signs: Mapping[tuple[str, str], Sign],
+        grace_until: float,
+    ) -> World:
+        """Everything at one moment."""
+        rows = connection.execute(
+            sa.select(jobs).where(jobs.c.state.not_in(OVER)).order_by(jobs.c.submitted_at)
+        ).all()
+        ids = [row.id for row in rows]
+        self._past = {job: past for job, past in self._past.items() if job in ids}
+        self._learn_past(connection, ids)
+        current = _current(connection, ids)
+        saved = _checkpoints(connection, ids)
+        last_loss = connection.execute(sa.select(sa.func.max(nodes.c.gone_at))).scalar()
+        return World(
+            nodes=_nodes(connection, signs),
+            jobs=tuple(
+                _job(row, current.get(row.id), self._past.get(row.id, {}), saved[row.id])
+                for row in rows
+            ),
+            grace_until=grace_until,
+            last_loss_at=last_loss or 0.0,
+        )
+
+    def _learn_past(self, connection: sa.Connection, ids: Sequence[str]) -> None:
+        known = {job: max(past) for job, past in self._past.items() if past}
+        newer = [
+            (generations.c.job == job) & (generations.c.number > known.get(job, 0)) for job in ids
+        ]
+        if not newer:
+            return
+        rows = connection.execute(
+            sa.select(generations)
+            .where(generations.c.state == ENDED, sa.or_(*newer))
+            .order_by(generations.c.job, generations.c.number)
+        ).all()
+        for row in rows:
+            seated = _seats(connection, row.job, row.number)
+            self._past.setdefault(row.job, {})[row.number] = _ended(row, seated)
+
+
+def _nodes(connection: sa.Connection, signs: Mapping[tuple[str, str], Sign]) -> tuple[Node, ...]:
+    rows = connection.execute(
+        sa.select(nodes).where(nodes.c.state.not_in(GONE)).order_by(nodes.c.name)
+    )
+    return tuple(_node(row, signs.get((row.name, row.incarnation))) for row in rows)
+
+
+def _node(row: Any, sign: Sign | None) -> Node:
+    facts = wire.Facts.model_validate(row.facts)
+    return Node(
+        name=row.name,
+        incarnation=row.incarnation,
+        state=NodeState(row.state),
+        devices=len(facts.devices),
+        device_kind=facts.devices[0].kind,
+        device_memory_bytes=min(device.memory_bytes for device in facts.devices),
+        data_host=facts.data_host,
+        store_port=facts.store_port,
+        heard_at=max(row.heard_at, sign.heard_at if sign else 0.0),
+        suspect_since=sign.suspect_since if sign else None,
+        registered_at=row.registered_at,
+    )
+
+
+def _job(
+    row: Any,
+    current: Generation | None,
+    past: Mapping[int, EndedGeneration],
+    saved: Sequence[Checkpoint],
+) -> Job:
+    return Job(
+        id=row.id,
+        name=row.name,
+        spec=JobSpec.model_validate(row.spec),
+        state=JobState(row.state),
+        reason=Reason(row.reason) if row.reason else None,
+        message=row.message,
+        submitted_at=row.submitted_at,
+        cancel_wanted=row.cancel_wanted,
+        costs=LayerCosts.model_validate(row.costs) if row.costs else None,
+        current=current,
+        past=tuple(past[number] for number in sorted(past)),
+        checkpoints=tuple(saved),
+        waiting_since=row.waiting_since or 0.0,
+    )
+
+
+def _current(connection: sa.Connection, ids: Sequence[str]) -> dict[str, Generation]:
+    rows = connection.execute(
+        sa.select(generations)
+        .where(generations.c.job.in_(ids), generations.c.state != ENDED)
+        .order_by(generations.c.number)
+    ).all()
+    return {row.job: _generation(connection, row) for row in rows}
+
+
+def _generation(connection: sa.Connection, row: Any) -> Generation:
+    seated = _seats(connection, row.job, row.number)
+    return Generation(
+        number=row.number,
+        kind=row.kind or "",
+        state=GenerationState(row.state),
+        shape=history.shape_of(row.shape),
+        cuts=tuple(row.cuts),
+        seats=tuple(_seat(seat) for seat in seated),
+        resumed_from=history.resumed_from(row.resumed_from),
+        look_node=row.look_node,
+        look_incarnation=row.look_incarnation,
+        found=Found(**row.found) if row.found else None,
+        created_at=row.created_at,
+        launched_at=row.launched_at or 0.0,
+        committed=row.committed,
+        committed_at=row.committed_at or 0.0,
+        finished=bool(seated) and all(seat.finished_at for seat in seated),
+        because=row.because,
+        step_seconds=(
+            history.step_seconds(connection, row.job, row.number) if row.committed else 0.0
+        ),
+    )
+
+
+def _seats(connection: sa.Connection, job: str, number: int) -> Sequence[Any]:
+    return connection.execute(
+        sa.select(seats)
+        .where(seats.c.job == job, seats.c.generation == number)
+        .order_by(seats.c.rank)
+    ).all()
+
+
+def _seat(row: Any) -> Seat:
+    return Seat(
+        rank=row.rank,
+        node=row.node,
+        incarnation=row.incarnation,
+        device=row.device,
+        phase=Phase(row.phase) if row.phase else None,
+        phase_at=row.phases.get(row.phase, 0.0),
+        applied=row.applied,
+        halted=Halted.model_validate(row.halted) if row.halted else None,
+        halted_at=row.halted_at or 0.0,
+        failed=Failed.model_validate(row.failed) if row.failed else None,
+        exit=Exit(**row.exit, at=row.exit_at) if row.exit else None,
+    )
+
+
+def _ended(row: Any, seated: Sequence[Any]) -> EndedGeneration:
+    return EndedGeneration(
+        number=row.number,
+        kind=row.kind or "",
+        resumed_from=history.resumed_from(row.resumed_from),
+        committed=row.committed,
+        charged=row.charged,
+        ended_at=row.ended_at,
+        launched=bool(row.launched_at),
+        reason=Reason(row.end_reason) if row.end_reason else None,
+        because=row.end_because or "",
+        shape=history.shape_of(row.shape),
+        nodes=tuple(dict.fromkeys((seat.node, seat.incarnation) for seat in seated)),
+    )
+
+
+def _checkpoints(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[Checkpoint]]:
+    rows = connection.execute(
+        sa.select(checkpoints)
+        .where(checkpoints.c.job.in_(ids))
+        .order_by(checkpoints.c.step, checkpoints.c.generation)
+    )
+    saved: dict[str, list[Checkpoint]] = defaultdict(list)
+    for row in rows:
+        saved[row.job].append(
+            Checkpoint(
+                folder=row.folder,
+                step=row.step,
+                generation=row.generation,
+                complete=row.complete_at is not None,
+                condemned=row.condemned_at is not None or row.deleted_at is not None,
+                resumed_from=history.resumed_from(row.resumed_from),
+            )
+        )
+    return saved
