@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol, Self, TypeVar
+from typing import Annotated, Literal, Protocol, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -68,6 +68,16 @@ def marker_file(generation: int) -> str:
     return f"gen-{generation}.json"
 
 
+class Sealed(Frozen):
+    """A small JSON file that carries the hash of its own content."""
+
+    checksum: str = ""
+
+    def content_hash(self) -> str:
+        """The SHA-256 of everything but the checksum."""
+        return hashlib.sha256(self.model_dump_json(exclude={"checksum"}).encode()).hexdigest()
+
+
 class DataPosition(Frozen):
     """What fixes the sample order. With the step it says where the data stands: at global position
     ``step * batch_size``.
@@ -97,11 +107,13 @@ class LayerFile(Frozen):
     name: str
     num_bytes: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    aliases: dict[str, str] = Field(default_factory=dict)
+    aliases: dict[str, Annotated[str, Field(pattern=r"^layers\.[0-9]+\.")]] = Field(
+        default_factory=dict
+    )
     """Tied weights that this layer holds but does not store: global name -> the owner's name."""
 
 
-class PartHeader(Frozen):
+class PartHeader(Sealed):
     """Where a checkpoint stands and who writes this part of it.
 
     After step ``step`` the LR schedule stands at ``step`` too: it is a pure function of it.
@@ -153,7 +165,7 @@ class Part(PartHeader):
         return sum(file.num_bytes for file in self.files)
 
 
-class Marker(Frozen):
+class Marker(Sealed):
     """``gen-<g>.json``, written before the generation's first step: it voids what an older one may
     still do past the point it resumed from.
     """
@@ -163,7 +175,7 @@ class Marker(Frozen):
     resumed_from: ResumedFrom | None = None
 
 
-class Done(Frozen):
+class Done(Sealed):
     """``done.json``: the job succeeded; ``folder`` is its final checkpoint."""
 
     format: Literal[1] = 1
@@ -342,12 +354,15 @@ def _read_json(path: Path, model: type[_M]) -> _M:
     if not text:
         raise Unusable(path, "is empty")
     try:
-        return model.model_validate_json(text)
+        found = model.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(place) for place in first["loc"])
         said = f"{where}: {first['msg']}" if where else first["msg"]
         raise Unusable(path, f"cannot be used: {said}") from error
+    if found.checksum != found.content_hash():
+        raise Unusable(path, OTHER_CONTENT)
+    return found
 
 
 def check_size(folder: Path, file: LayerFile) -> None:
@@ -484,7 +499,8 @@ def write_done(root: str | Path, step: int, folder: str) -> None:
     write_json(Path(root) / DONE_FILE, Done(step=step, folder=folder))
 
 
-def write_json(path: Path, content: Frozen) -> None:
-    """Write a small file whole and durably, making its folder. Raises OSError."""
+def write_json(path: Path, content: Sealed) -> None:
+    """Seal a small file and write it whole and durably, making its folder. Raises OSError."""
+    sealed = content.model_copy(update={"checksum": content.content_hash()})
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, [content.model_dump_json(indent=1).encode(), b"\n"])
+    write_whole(path, [sealed.model_dump_json(indent=1).encode(), b"\n"])

@@ -205,6 +205,23 @@ def test_a_part_cut_anywhere_never_counts_and_never_raises(tmp_path: Path, cut: 
     assert scan(tmp_path).parts == ()
 
 
+@pytest.mark.parametrize("name", ["part-0.json", "layer-001.r0.safetensors"])
+def test_a_byte_flipped_anywhere_in_a_part_is_seen(tmp_path: Path, name: str) -> None:
+    """Of a layer file verify alone sees it: a listing reads sizes only."""
+    (one,) = scan(written(tmp_path, part(resumed_from=after(8, 1)))).parts
+    folder = tmp_path / one.folder
+    whole = (folder / name).read_bytes()
+    for at in range(len(whole)):
+        if whole[at : at + 1].isspace():
+            continue
+        (folder / name).write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        if name.startswith("part"):
+            assert scan(tmp_path).parts == (), whole[at - 20 : at + 1]
+        else:
+            with pytest.raises(checkpoints.Unusable, match="SHA-256 differs"):
+                checkpoints.check_content(folder, one.files[1])
+
+
 def test_a_part_that_claims_more_layers_than_the_model_is_condemned(tmp_path: Path) -> None:
     text = part().model_dump(mode="json") | {"layer_count": 1}
     written(tmp_path, part())

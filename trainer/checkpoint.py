@@ -1,0 +1,222 @@
+"""Writing and reading checkpoints per LAYER, so that the shape may change in between.
+
+Each rank writes its own part and waits for nobody; a checkpoint is complete when the parts cover
+the model (:mod:`trainer.contract.checkpoints` has the layout and the rules). Files become visible
+whole and durable, the part after its layers. What is read is checked against the size and the
+SHA-256 it was written with.
+
+    CheckpointError
+      DamagedError        the content of a file is wrong: go back to another checkpoint
+      UnreachableError    a file is missing or cannot be read: may pass
+      SaveError           the part could not be written (a full disk, say); nothing of it is left
+"""
+
+import hashlib
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from trainer.contract.checkpoints import (
+    OTHER_CONTENT,
+    LayerFile,
+    Part,
+    PartHeader,
+    Skipped,
+    Unusable,
+    check_size,
+    layer_file,
+    newer_marker,
+    part_file,
+    read_folder,
+    write_json,
+    write_marker,
+)
+from trainer.contract.durable import sync_folder, temporary_name, write_synced
+from trainer.contract.progress import PartWritten
+from trainer.layerfile import LayerState, decode, encode
+
+__all__ = [
+    "CheckpointError",
+    "DamagedError",
+    "LayerState",
+    "SaveError",
+    "UnreachableError",
+    "newer_marker",
+    "read_header",
+    "read_layers",
+    "write_marker",
+    "write_part",
+]
+
+
+class CheckpointError(Exception):
+    """A checkpoint cannot be read or written; ``file`` is the one at fault."""
+
+    def __init__(self, file: Path, reason: str) -> None:
+        super().__init__(f"{file} {reason}")
+        self.file = str(file)
+
+
+class DamagedError(CheckpointError):
+    """A file's content is not what was written."""
+
+
+class UnreachableError(CheckpointError):
+    """A file is missing or cannot be read."""
+
+
+class SaveError(CheckpointError):
+    """A part could not be written."""
+
+
+def write_part(
+    root: str | Path, folder: str, header: PartHeader, layers: Mapping[int, LayerState]
+) -> PartWritten:
+    """Write this rank's ``layers`` into ``folder`` below ``root``; durable on return.
+
+    Raises SaveError (then nothing of the part is left), and ProgramError for state of a kind that
+    no file can hold.
+    """
+    if folder != header.folder:
+        raise ValueError(f"the header is for {header.folder}, not {folder}")
+    began = time.monotonic()
+    path = Path(root) / folder
+    mine = [path / layer_file(layer, header.rank) for layer in layers]
+    part = path / part_file(header.rank)
+    if part.exists():
+        raise SaveError(part, "is written already, and parts never change")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        sync_folder(path.parent)
+        written = [_write_layer(path, header.rank, layer, layers[layer]) for layer in layers]
+        for file in mine:
+            temporary_name(file).rename(file)
+        sync_folder(path)
+        write_json(part, whole := Part(**dict(header), files=tuple(written)))
+    except BaseException as error:
+        _tidy_up(mine)
+        if isinstance(error, OSError):
+            raise SaveError(part, f"could not be written: {error.strerror}") from error
+        raise
+    return PartWritten(
+        folder=folder,
+        step=header.step,
+        layers=whole.layers,
+        layer_count=header.layer_count,
+        num_bytes=whole.num_bytes,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _write_layer(folder: Path, rank: int, layer: int, state: LayerState) -> LayerFile:
+    """Write one layer under its temporary name, hashing what streams by."""
+    name = layer_file(layer, rank)
+    digest = hashlib.sha256()
+    num_bytes = 0
+
+    def seen() -> Iterator[bytes | memoryview]:
+        nonlocal num_bytes
+        for piece in encode(state):
+            digest.update(piece)
+            num_bytes += len(piece)
+            yield piece
+
+    write_synced(temporary_name(folder / name), seen())
+    return LayerFile(
+        layer=layer,
+        name=name,
+        num_bytes=num_bytes,
+        sha256=digest.hexdigest(),
+        aliases=state.aliases,
+    )
+
+
+def _tidy_up(files: Iterable[Path]) -> None:
+    """Remove what a failed save has left, as far as that can be done."""
+    for file in files:
+        with suppress(OSError):
+            temporary_name(file).unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
+
+
+def read_header(folder: str | Path) -> PartHeader:
+    """Where the checkpoint stands. Raises DamagedError or UnreachableError."""
+    parts, skipped = _read_parts(Path(folder))
+    if not parts:
+        raise _lost(Path(folder), skipped, "has no part")
+    return parts[0]
+
+
+def read_layers(folder: str | Path, layers: Iterable[int]) -> dict[int, LayerState]:
+    """The state of ``layers`` from the checkpoint ``folder``, whatever shape wrote it.
+
+    A tied weight is there in every layer that holds it, as the same tensors as its owner's; so
+    ``parameters`` has all of a layer's names and ``aliases`` says which are not its own. Raises
+    DamagedError or UnreachableError, which name the file.
+    """
+    path = Path(folder)
+    parts, skipped = _read_parts(path)
+    files = {file.layer: file for part in reversed(parts) for file in part.files}
+    states: dict[int, LayerState] = {}
+
+    def state_of(layer: int) -> LayerState:
+        if layer not in files:
+            raise _lost(path, skipped, f"has no part that holds layer {layer}")
+        if layer not in states:
+            states[layer] = decode(_read_file(path, files[layer]), files[layer].aliases)
+        return states[layer]
+
+    wanted = {layer: state_of(layer) for layer in layers}
+    for layer, state in wanted.items():
+        for name, owner in state.aliases.items():
+            owning = state_of(_layer_of(owner))
+            if owner not in owning.parameters:
+                where = path / files[layer].name
+                raise DamagedError(where, f"borrows {owner}, which its layer does not have")
+            state.parameters[name] = owning.parameters[owner]
+            if owner in owning.optimizer:
+                state.optimizer[name] = owning.optimizer[owner]
+    return wanted
+
+
+def _layer_of(name: str) -> int:
+    """The layer of a global name, ``layers.<index>.…``."""
+    return int(name.split(".", 2)[1])
+
+
+def _read_parts(path: Path) -> tuple[tuple[Part, ...], tuple[Skipped, ...]]:
+    try:
+        return read_folder(path)
+    except Unusable as unusable:
+        raise _failure(path.parent, unusable.skipped) from unusable
+
+
+def _read_file(folder: Path, file: LayerFile) -> bytearray:
+    """The bytes of ``file``, whose size and hash are right."""
+    path = folder / file.name
+    try:
+        check_size(folder, file)
+        data = bytearray(file.num_bytes)
+        with path.open("rb", buffering=0) as opened:
+            rest = memoryview(data)
+            while rest and (count := opened.readinto(rest)):
+                rest = rest[count:]
+    except Unusable as unusable:
+        raise _failure(folder, unusable.skipped) from unusable
+    except OSError as error:
+        raise UnreachableError(path, f"cannot be read: {error.strerror}") from error
+    if hashlib.sha256(data).hexdigest() != file.sha256:
+        raise DamagedError(path, OTHER_CONTENT)
+    return data
+
+
+def _lost(folder: Path, skipped: tuple[Skipped, ...], otherwise: str) -> CheckpointError:
+    """Why a layer is not to be had: by damage, if there is any in the folder."""
+    worst = sorted(skipped, key=lambda s: not s.damaged)
+    return _failure(folder, worst[0]) if worst else UnreachableError(folder, otherwise)
+
+
+def _failure(folder: Path, skipped: Skipped) -> CheckpointError:
+    kind = DamagedError if skipped.damaged else UnreachableError
+    return kind(folder / skipped.path, skipped.reason)
