@@ -1,0 +1,151 @@
+"""A whole Varuna on this machine: a controller as a child process and a fleet of local agents.
+
+    with Cluster(folder, port=0) as cluster:      # torch is being imported meanwhile
+        cluster.add(["node-1", "node-2"])
+        cluster.controller.post(…)
+
+At its end, however it ends, nothing of it is alive.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from controller.api.schemas import NodeView
+from controller.cli.client import CliError, Controller, Place, RefusedError, UnreachableError
+from controller.cli.local import PYTHON, flags
+from controller.cloud.local import LocalFleet, die_with_parent
+
+READY_SECONDS = 60.0
+CONNECT_SECONDS = 60.0
+STOP_SECONDS = 10.0
+_POLL_SECONDS = 0.05
+
+T = TypeVar("T")
+
+
+class Cluster:
+    """A controller and agents. ``controller`` speaks to it as admin."""
+
+    controller: Controller
+    fleet: LocalFleet
+
+    def __init__(self, folder: Path, port: int) -> None:
+        """``folder`` holds all of it; ``port`` 0 is any free one."""
+        self.folder = folder.absolute()
+        self._port = port
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            self._serve = stack.enter_context(_serving(self.folder, self._port))
+            self.controller = self._connect()
+            self.fleet = stack.enter_context(
+                LocalFleet(
+                    self.controller.place.url,
+                    self.folder / "agent.token",
+                    self.folder / "agents",
+                )
+            )
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def token_file(self) -> Path:
+        """Opens the controller as admin."""
+        return self.folder / "admin.token"
+
+    def add(self, names: Sequence[str]) -> None:
+        """Start agents and wait until they are registered. Needs torch to be there."""
+        self.fleet.create(names)
+        wanted = set(names)
+        _wait(
+            lambda: wanted <= {n.name for n in self.nodes()} or None,
+            CONNECT_SECONDS,
+            f"Not all of {', '.join(names)} have registered (see {self.folder / 'agents'})",
+            self._check,
+        )
+
+    def nodes(self) -> list[NodeView]:
+        """The live ones."""
+        return self.controller.all("/api/v1/nodes", NodeView)
+
+    def _connect(self) -> Controller:
+        """The controller of this very run, once it is ready."""
+        written = self.folder / "controller.json"
+
+        def ready() -> Controller | None:
+            with contextlib.suppress(OSError, ValueError, UnreachableError, RefusedError):
+                said = json.loads(written.read_text())
+                if said["pid"] == self._serve.pid:
+                    token = self.token_file.read_text().strip()
+                    controller = Controller(Place(said["url"], token))
+                    controller.check_ready()
+                    return controller
+            return None
+
+        return _wait(ready, READY_SECONDS, "The controller is not ready", self._check)
+
+    def _check(self) -> None:
+        if self._serve.poll() is not None:
+            log = self.folder / "controller.log"
+            last = log.read_text(errors="replace").strip().splitlines()[-1:]
+            raise CliError(f"The controller has ended: {' '.join(last) or 'no word'} (see {log}).")
+
+
+@contextlib.contextmanager
+def _serving(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "controller.log").open("ab") as log:
+        serve = subprocess.Popen(
+            [*PYTHON, "controller.serve", *flags(data=folder, port=port)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=die_with_parent(os.getpid()),
+        )
+    try:
+        yield serve
+    finally:
+        serve.terminate()
+        try:
+            serve.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            serve.kill()
+            serve.wait()
+
+
+def free_or_any(port: int) -> int:
+    """``port`` if nobody listens there, else 0: any."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return 0
+    return port
+
+
+def _wait(
+    look: Callable[[], T | None], seconds: float, complaint: str, check: Callable[[], None]
+) -> T:
+    deadline = time.monotonic() + seconds
+    while (found := look()) is None:
+        check()
+        if time.monotonic() >= deadline:
+            raise CliError(f"{complaint} after {seconds:.0f} s.")
+        time.sleep(_POLL_SECONDS)
+    return found

@@ -1,0 +1,274 @@
+"""The verbs about jobs: submit, validate, init, jobs, status, evict, cancel, wait."""
+
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.live import Live
+
+from controller import words
+from controller.api.schemas import BundleView, EvictAnswer, EvictRequest, JobView, NodeView
+from controller.cli import output
+from controller.cli.client import (
+    FAILURE,
+    NOT_FOUND,
+    USAGE,
+    CliError,
+    Controller,
+    RefusedError,
+    job_path,
+)
+from controller.cli.options import AsJson, Connection, Set, SpecFile, Watch, Yes
+from controller.cli.pack import Bundle, pack
+from controller.cli.pictures import jobs_table, picture, show_plan
+from controller.core.jobspec import JobSpec
+from controller.core.states import JobState
+from controller.specfile import BadSpecError, read_yaml
+
+WAIT_EXIT = {JobState.SUCCEEDED: 0, JobState.FAILED: 100, JobState.CANCELLED: 103}
+NOT_FINISHED, JOB_NOT_FOUND = 101, 102
+
+SKELETON = """\
+name: gpt-mini            # a-z, 0-9 and -, unique among unfinished jobs
+program: builtin:gpt      # or a .py file in workdir, with layers(), dataset() and loss()
+# workdir: .              # the folder to pack and send; .gitignore and .varunaignore are obeyed
+nodes: 2..8               # VMs: N, min..max or min..
+batch_size: 64            # examples per step, kept through every re-plan
+steps: 2000
+checkpoint:
+  dir: /mnt/shared/gpt    # a folder that every VM reaches
+  every: 50 steps         # or a duration: 5m
+"""
+
+
+def init(
+    file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("job.yaml"),
+) -> None:
+    """Write a job spec of ten commented lines."""
+    try:
+        with file.open("x") as fresh:
+            fresh.write(SKELETON)
+    except FileExistsError:
+        raise CliError(f"{file} is there already.", USAGE) from None
+    output.note(f"Wrote {file}. Next: varuna validate {file}; varuna submit {file}")
+
+
+def validate(spec_file: SpecFile, set_: Set = None, json_: AsJson = False) -> None:
+    """Check a job spec and show it resolved."""
+    spec = read_spec(spec_file, set_)
+    if json_:
+        output.as_json(spec)
+    else:
+        output.say(f"{spec_file} is a valid job spec.")
+
+
+def submit(
+    context: typer.Context,
+    spec_file: SpecFile,
+    set_: Set = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Send nothing.")] = False,
+    yes: Yes = False,
+    wait_: Annotated[bool, typer.Option("--wait", help="Stay until the job is over.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the id only.")] = False,
+    json_: AsJson = False,
+) -> None:
+    """Pack the program, show what will run, ask, and submit the job."""
+    spec = read_spec(spec_file, set_)
+    bundle = _bundle(spec, spec_file)
+    if bundle:
+        spec = spec.model_copy(update={"bundle": bundle.digest})
+    if dry_run:
+        show_plan(spec, bundle, ready=None)
+        output.as_json(spec)
+        return
+    controller = Connection.of(context)
+    if not yes:
+        show_plan(spec, bundle, ready=len(controller.all("/api/v1/nodes", NodeView)))
+        _ask("Submit?")
+    job = send(controller, spec, bundle)
+    if json_:
+        output.as_json(job)
+    elif quiet:
+        output.say(job.id)
+    else:
+        output.say(f"Submitted {job.name} as {job.id}.")
+        output.note(f"Next: varuna status {job.name} -w; varuna logs {job.name} -f")
+    if wait_:
+        raise typer.Exit(_wait(controller, job.id, None))
+
+
+def jobs(
+    context: typer.Context,
+    all_: Annotated[bool, typer.Option("--all", "-a", help="Finished ones too.")] = False,
+    state: Annotated[JobState | None, typer.Option(help="Only these.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print ids only.")] = False,
+    json_: AsJson = False,
+) -> None:
+    """List jobs, the newest first."""
+    everything = True if all_ or (state and state.is_over) else None
+    found = Connection.of(context).all("/api/v1/jobs", JobView, all=everything, state=state)
+    if json_:
+        output.as_json_items(found)
+    elif quiet:
+        for job in found:
+            output.say(job.id)
+    elif found:
+        output.console().print(jobs_table(found))
+    else:
+        output.note("No jobs. Next: varuna init; varuna submit job.yaml")
+
+
+def status(context: typer.Context, job: str, watch: Watch = False, json_: AsJson = False) -> None:
+    """Show one job: its figures, who sits where, its last events."""
+    controller = Connection.of(context)
+    if not watch:
+        view = controller.get(job_path(job), JobView)
+        if json_:
+            output.as_json(view)
+        else:
+            output.console().print(picture(controller, view))
+        return
+    console = output.console()
+    if json_ or not console.is_terminal:
+        for view in changes(controller, job):
+            output.as_json(view)
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        for view in changes(controller, job):
+            live.update(picture(controller, view), refresh=True)
+
+
+def evict(
+    context: typer.Context,
+    job: str,
+    count: Annotated[int, typer.Option(min=1, help="How many nodes.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="Which ones: the same seed, the same.")] = None,
+    json_: AsJson = False,
+) -> None:
+    """A drill: kill nodes of the job without notice, as a reclaim does."""
+    seed = time.time_ns() % 1_000_000 if seed is None else seed
+    body = EvictRequest(count=count, seed=seed).model_dump(mode="json")
+    answer = Connection.of(context).post(job_path(job, "/actions/evict"), body, EvictAnswer)
+    if json_:
+        output.as_json(answer)
+    else:
+        taken = words.count(len(answer.nodes), "node")
+        output.say(f"Evicted {taken}: {', '.join(answer.nodes)} (seed {seed}).")
+        output.note(f"Next: varuna status {job} -w")
+
+
+def cancel(context: typer.Context, job: str, yes: Yes = False, json_: AsJson = False) -> None:
+    """End a job for good. Its checkpoints stay."""
+    controller = Connection.of(context)
+    if not yes:
+        view = controller.get(job_path(job), JobView)
+        _ask(f"Cancel {view.name} at step {words.step(view)}?")
+    view = controller.post(job_path(job, "/actions/cancel"), {}, JobView)
+    if json_:
+        output.as_json(view)
+    else:
+        output.say(f"{view.name} is {'being ' if not view.state.is_over else ''}cancelled.")
+
+
+def wait(
+    context: typer.Context,
+    job: str,
+    state: Annotated[JobState | None, typer.Option("--for", help="Stay until this state.")] = None,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds.")] = None,
+) -> None:
+    """Stay until a job is over.
+
+    Exit: 0 succeeded (or the state reached), 100 failed, 101 not finished, 102 not found,
+    103 cancelled.
+    """
+    try:
+        code = _wait(Connection.of(context), job, timeout, state)
+    except RefusedError as refused:
+        if refused.exit_code != NOT_FOUND:
+            raise
+        raise CliError(str(refused), JOB_NOT_FOUND) from None
+    raise typer.Exit(code)
+
+
+def read_spec(path: Path, overrides: Sequence[str] | None = None) -> JobSpec:
+    """The spec in ``path`` (``-``: standard input); CliError with all its mistakes."""
+    try:
+        text = sys.stdin.read() if str(path) == "-" else path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise CliError(f"{path} cannot be read: {why}.", USAGE) from None
+    try:
+        return read_yaml(text, overrides or ())
+    except BadSpecError as bad:
+        raise CliError("\n".join(str(error) for error in bad.errors), USAGE) from None
+
+
+def program_folder(spec: JobSpec, spec_file: Path) -> Path | None:
+    """Where the program lives: ``workdir`` as seen from the spec's file; None for a builtin."""
+    if spec.workdir is None and spec.program.startswith("builtin:"):
+        return None
+    around = Path.cwd() if str(spec_file) == "-" else spec_file.parent
+    return (around / (spec.workdir or ".")).resolve()
+
+
+def send(controller: Controller, spec: JobSpec, bundle: Bundle | None) -> JobView:
+    """The bundle, then the job, once however often it is tried."""
+    if bundle:
+        controller.put(f"/api/v1/bundles/{bundle.digest}", bundle.content, BundleView)
+    body = {"spec": spec.model_dump(mode="json")}
+    return controller.post("/api/v1/jobs", body, JobView, key=str(uuid.uuid4()))
+
+
+def changes(controller: Controller, job: str) -> Iterator[JobView]:
+    """The job now, and again whenever the stream says that something moved, until it is over."""
+    view = controller.get(job_path(job), JobView)
+    yield view
+    if view.state.is_over:
+        return
+    for message in controller.stream(job=view.id):
+        if message.event not in ("hello", "job", "tick", "reset"):
+            continue
+        if message.event == "job":
+            view = JobView.model_validate_json(message.data)
+        else:
+            view = controller.get(job_path(view.id), JobView)
+        yield view
+        if view.state.is_over:
+            return
+
+
+def _bundle(spec: JobSpec, spec_file: Path) -> Bundle | None:
+    folder = program_folder(spec, spec_file)
+    if folder is None:
+        return None
+    if spec.program.startswith("builtin:"):
+        raise CliError(f"workdir is of no use with program {spec.program}; leave it out.", USAGE)
+    return pack(folder, spec.program)
+
+
+def _ask(question: str) -> None:
+    if not sys.stdin.isatty():
+        raise CliError("There is no terminal to ask on; say -y.", USAGE)
+    if not typer.confirm(question, err=True):
+        raise CliError("Nothing was done.", FAILURE)
+
+
+def _wait(
+    controller: Controller, job: str, timeout: float | None, wanted: JobState | None = None
+) -> int:
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while True:
+        view = controller.get(job_path(job), JobView)
+        if wanted is not None and view.state is wanted:
+            return 0
+        if view.state.is_over:
+            output.note(f"{view.name} {view.state}: {view.message}")
+            return NOT_FINISHED if wanted else WAIT_EXIT[view.state]
+        if deadline is not None and time.monotonic() >= deadline:
+            output.note(f"{view.name} is {view.state} at step {words.step(view)}.")
+            return NOT_FINISHED
+        time.sleep(0.5)

@@ -1,0 +1,167 @@
+"""The verbs that need no controller, or are one: serve, try, schedule, checkpoint.
+
+What needs torch runs as a child of its own, so that the CLI never imports it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from controller.cli import output
+from controller.cli.client import USAGE, CliError
+from controller.cli.jobs import program_folder, read_spec
+from controller.cli.options import AsJson, Set, SpecFile
+from controller.cloud.local import die_with_parent
+from controller.core.jobspec import JobSpec
+from trainer.contract.schedule import as_text, static_order
+from trainer.contract.spec import Program
+
+DEFAULT_MICRO_BATCH = 4
+"""Of `varuna try`: never dependent on the shape, so that runs at two shapes compare."""
+
+PYTHON = (sys.executable, "-I", "-u", "-m")
+
+
+class Schedule(StrEnum):
+    """``trainer.contract.spec.ScheduleName`` as an option."""
+
+    VARUNA = "varuna"
+    ONE_F_ONE_B = "1f1b"
+    GPIPE = "gpipe"
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="Else 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Else 8430; 0: any.")] = None,
+    data: Annotated[Path | None, typer.Option(help="The controller's folder.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM; needed off loopback.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM.")] = None,
+    insecure_http: Annotated[
+        bool, typer.Option("--insecure-http", help="Listen off loopback without TLS.")
+    ] = False,
+) -> None:
+    """Run the controller until Ctrl-C."""
+    arguments = flags(host=host, port=port, data=data, tls_cert=tls_cert, tls_key=tls_key)
+    become("controller.serve", *arguments, *(["--insecure-http"] if insecure_http else []))
+
+
+def try_(
+    spec_file: SpecFile,
+    shape: Annotated[str, typer.Option(metavar="PxD", help="Stages x replicas, as 2x1.")],
+    micro_batch: Annotated[int, typer.Option(min=1, help="Examples.")] = DEFAULT_MICRO_BATCH,
+    steps: Annotated[int | None, typer.Option(min=1, help="Else the spec's.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Else the spec's.")] = None,
+    checkpoint_dir: Annotated[
+        Path | None, typer.Option(help="Keep checkpoints here, below an id of this run.")
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="STEP", help="Go on from this step in --checkpoint-dir, or `newest`."),
+    ] = None,
+    set_: Set = None,
+    json_: AsJson = False,
+) -> None:
+    """Run a program on this machine at a fixed shape, without a controller."""
+    overrides = [*(set_ or ())]
+    overrides += [f"steps={steps}"] if steps is not None else []
+    overrides += [f"seed={seed}"] if seed is not None else []
+    if resume is not None and checkpoint_dir is None:
+        raise CliError("--resume needs --checkpoint-dir.", USAGE)
+    spec = read_spec(spec_file, overrides)
+    with tempfile.NamedTemporaryFile("w", prefix="varuna-try-", suffix=".json") as file:
+        json.dump(_what_to_try(spec, spec_file), file)
+        file.flush()
+        folder = checkpoint_dir.absolute() if checkpoint_dir else None
+        arguments = flags(
+            spec=file.name,
+            shape=shape,
+            micro_batch=micro_batch,
+            checkpoint_dir=folder,
+            resume=resume,
+        )
+        raise typer.Exit(run("agent.local", *arguments, *(["--json"] if json_ else [])))
+
+
+def schedule(
+    stages: Annotated[int, typer.Option(min=1, help="P.")],
+    micro_batches: Annotated[int, typer.Option(min=1, help="N, of one replica.")],
+    schedule_: Annotated[Schedule, typer.Option("--schedule")] = Schedule.VARUNA,
+    json_: AsJson = False,
+) -> None:
+    """Print the static order in which each stage works: Forward, Recompute, Backward."""
+    orders = [as_text(order) for order in static_order(schedule_.value, stages, micro_batches)]
+    if json_:
+        output.say(json.dumps({"stages": orders}))
+        return
+    for stage, order in enumerate(orders):
+        output.say(f"stage {stage}: {order}")
+
+
+checkpoint = typer.Typer(help="Look into a checkpoint folder.", no_args_is_help=True)
+
+
+@checkpoint.command("list")
+def list_(folder: Annotated[Path, typer.Argument(metavar="DIR")], json_: AsJson = False) -> None:
+    """List the checkpoints in DIR: which are complete, which were skipped and why."""
+    _tool("list", folder, json_)
+
+
+@checkpoint.command()
+def verify(folder: Annotated[Path, typer.Argument(metavar="DIR")], json_: AsJson = False) -> None:
+    """Read every file in DIR and check its size and hash."""
+    _tool("verify", folder, json_)
+
+
+def _tool(verb: str, folder: Path, json_: bool) -> NoReturn:
+    become("trainer.tools", "checkpoint", verb, str(folder), *(["--json"] if json_ else []))
+
+
+def _what_to_try(spec: JobSpec, spec_file: Path) -> dict[str, object]:
+    folder = program_folder(spec, spec_file)
+    program = Program(
+        source=str(folder / spec.program) if folder else spec.program,
+        workdir=str(folder) if folder else None,
+        args=spec.args,
+    )
+    return {
+        "program": program.model_dump(mode="json"),
+        "training": spec.training().model_dump(mode="json"),
+        "every_steps": spec.checkpoint.every.steps,
+    }
+
+
+def flags(**values: object) -> list[str]:
+    """``tls_key="k"`` -> ``--tls-key k``; what is None is left out."""
+    given = {name: value for name, value in values.items() if value is not None}
+    return [word for name, value in given.items() for word in (_flag(name), str(value))]
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def become(module: str, *arguments: str) -> NoReturn:
+    """Be ``python -m module`` from here on: its exit code and its signals are ours."""
+    sys.stdout.flush()
+    os.execv(PYTHON[0], [*PYTHON, module, *arguments])
+
+
+def run(module: str, *arguments: str) -> int:
+    """Run ``python -m module`` to its end; its exit code, or 1 when a signal ended it.
+
+    Ctrl-C reaches it too; it tidies up and ends, and we wait for that.
+    """
+    child = subprocess.Popen([*PYTHON, module, *arguments], preexec_fn=die_with_parent(os.getpid()))
+    while True:
+        try:
+            code = child.wait()
+            return code if code >= 0 else 1
+        except KeyboardInterrupt:
+            continue

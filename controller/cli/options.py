@@ -1,0 +1,34 @@
+"""The options that several verbs share, and the connection that the global ones name."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from controller.cli.client import Controller, find
+
+SpecFile = Annotated[
+    Path, typer.Argument(metavar="SPEC", help="The job spec, a YAML file; - is standard input.")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Override a field: checkpoint.every=5m."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, as REST answers it.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Keep showing, until it is over.")]
+
+
+@dataclass(frozen=True)
+class Connection:
+    """What the global options said; the controller is looked for when a verb needs it."""
+
+    url: str | None
+    token_file: Path | None
+
+    @classmethod
+    def of(cls, context: typer.Context) -> Controller:
+        """The controller that this command speaks to."""
+        said = context.find_object(cls) or cls(None, None)
+        return Controller(find(said.url, said.token_file))

@@ -1,0 +1,150 @@
+"""The verbs that show what happens: logs, events, nodes."""
+
+import time
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from controller.api.schemas import EventView, GenerationView, JobView, LogView, NodeView, Page
+from controller.cli import output
+from controller.cli.client import NOT_FOUND, CliError, Controller, job_path
+from controller.cli.jobs import WAIT_EXIT
+from controller.cli.options import AsJson, Connection
+from controller.cli.pictures import nodes_table
+from controller.store.events import EventType
+
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Stay and print what comes.")]
+
+
+def logs(
+    context: typer.Context,
+    job: str,
+    follow: Follow = False,
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="Whose. Else the last stage of replica 0.")
+    ] = None,
+    node: Annotated[str | None, typer.Option(help="The rank that this node holds.")] = None,
+    generation: Annotated[int | None, typer.Option(min=1, help="Else the newest.")] = None,
+    tail: Annotated[int, typer.Option(min=1, help="How many lines.")] = 200,
+) -> None:
+    """Print the log of one trainer; with -f through every re-plan, to the job's end."""
+    controller = Connection.of(context)
+    path = job_path(job)
+    if node is not None:
+        rank, generation = _seat_of(controller, path, node, generation)
+    view = controller.get(f"{path}/logs", LogView, rank=rank, generation=generation, tail=tail)
+    print(view.text, end="", flush=True)
+    if not follow:
+        return
+    try:
+        raise typer.Exit(_follow(controller, path, view, rank, pinned=generation is not None))
+    except KeyboardInterrupt:
+        output.note(f"\nDetached; the job goes on. To end it: varuna cancel {job}")
+
+
+def events(
+    context: typer.Context,
+    job: Annotated[str | None, typer.Argument(help="Of this job; else of everything.")] = None,
+    follow: Follow = False,
+    type_: Annotated[EventType | None, typer.Option("--type", help="Only these.")] = None,
+    last: Annotated[int, typer.Option(min=1, help="The newest N.")] = 50,
+    json_: AsJson = False,
+) -> None:
+    """What has happened, the newest last."""
+    controller = Connection.of(context)
+    path = job_path(job, "/events") if job else "/api/v1/events"
+    seen = list(controller.get(path, Page[EventView], last=last, type=type_).items)
+    if json_ and not follow:
+        output.as_json_items(seen)
+        return
+    for event in seen:
+        _print_event(event, json_)
+    if not seen and not follow:
+        output.note("No events.")
+    if follow:
+        _follow_events(controller, job, seen[-1].seq if seen else 0, type_, json_)
+
+
+def nodes(
+    context: typer.Context,
+    all_: Annotated[bool, typer.Option("--all", "-a", help="Gone ones too.")] = False,
+    json_: AsJson = False,
+) -> None:
+    """List nodes: who they are, what runs there."""
+    found = Connection.of(context).all("/api/v1/nodes", NodeView, all=all_ or None)
+    if json_:
+        output.as_json_items(found)
+        return
+    if not found:
+        output.note(
+            "No agents connected. On each VM run: varuna-agent --controller URL --token-file F"
+        )
+        return
+    output.console().print(nodes_table(found))
+
+
+def _seat_of(
+    controller: Controller, path: str, node: str, generation: int | None
+) -> tuple[int, int]:
+    """Rank and generation of the newest seat that ``node`` held."""
+    for view in reversed(controller.all(f"{path}/generations", GenerationView)):
+        for seat in view.seats:
+            if seat.node == node and generation in (None, view.number):
+                return seat.rank, view.number
+    raise CliError(f"Node {node} holds no seat of this job.", NOT_FOUND)
+
+
+def _follow(
+    controller: Controller, path: str, view: LogView, rank: int | None, pinned: bool
+) -> int:
+    """Print what comes, generation after generation unless one is asked for; the exit code."""
+    while True:
+        if view.over:
+            job = controller.get(path, JobView)
+            if job.state.is_over:
+                output.note(f"{job.name} {job.state}: {job.message}")
+                return WAIT_EXIT[job.state]
+            if pinned:
+                return 0
+            view = _next_generation(controller, path, view, rank)
+        fresh = controller.get(
+            f"{path}/logs",
+            LogView,
+            rank=view.rank,
+            generation=view.generation,
+            offset=view.next_offset,
+        )
+        print(fresh.text, end="", flush=True)
+        if not fresh.text:
+            time.sleep(0.5)
+        view = fresh
+
+
+def _next_generation(controller: Controller, path: str, view: LogView, rank: int | None) -> LogView:
+    """The log of a newer generation from its beginning, or ``view`` while there is none."""
+    newest = controller.get(f"{path}/logs", LogView, rank=rank, tail=1)
+    if newest.generation <= view.generation:
+        return view
+    output.note(f"— generation {newest.generation}, rank {newest.rank} on {newest.node} —")
+    return newest.model_copy(update={"next_offset": 0, "over": False})
+
+
+def _follow_events(
+    controller: Controller, job: str | None, after: int, type_: EventType | None, json_: bool
+) -> None:
+    job_id = controller.get(job_path(job), JobView).id if job else None
+    for message in controller.stream(job=job_id, after=after):
+        if message.event == "event":
+            event = EventView.model_validate_json(message.data)
+            if type_ in (None, event.type):
+                _print_event(event, json_)
+
+
+def _print_event(event: EventView, json_: bool) -> None:
+    if json_:
+        output.as_json(event)
+    else:
+        at = event.at.astimezone(UTC).strftime("%H:%M:%S")
+        day = "" if event.at.date() == datetime.now(UTC).date() else f"{event.at:%Y-%m-%d} "
+        output.say(f"{day}{at}  {event.type:<22}  {event.message}")
