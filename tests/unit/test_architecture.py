@@ -100,7 +100,7 @@ def test_a_package_is_a_docstring_and_nothing_more(module: str) -> None:
     assert ast.get_docstring(ast.parse(MODULES[module].read_text())), f"{module} does not say why"
 
 
-@pytest.mark.parametrize("module", ["controller.app", "controller.cli", "agent.daemon"])
+@pytest.mark.parametrize("module", ["controller.app", "controller.cli.main", "agent.daemon"])
 def test_the_controller_and_the_agent_come_up_without_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-I", "-c", code], check=False).returncode == 0
