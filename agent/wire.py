@@ -32,6 +32,7 @@ from trainer.contract.progress import Line
 from trainer.contract.spec import Frozen, RunSpec
 
 WIRE_VERSION = 1
+NODE_NAME = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
 
 
 class Device(Frozen):
@@ -82,7 +83,7 @@ class Register(Frozen):
     """
 
     wire_version: int = WIRE_VERSION
-    node: str = Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")
+    node: str = Field(pattern=NODE_NAME)
     incarnation: str = Field(min_length=8, max_length=64)
     """New for every start of the daemon."""
     facts: Facts
@@ -96,6 +97,10 @@ class Registered(Frozen):
     beat_seconds: float
     lost_after_seconds: float
     max_offline_seconds: float
+    reported: int | None = None
+    """The last durable report of this incarnation; less than was acknowledged when the controller's
+    store is an old copy: the agent then numbers on from here.
+    """
 
 
 class Beat(Frozen):
