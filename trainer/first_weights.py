@@ -1,0 +1,84 @@
+"""The first generation of a job: one process builds the real model from the seed, measures it, and
+writes ``step-000000``. Every later launch, the first step's too, loads a checkpoint.
+
+A model built on the meta device has neither its constructor's values nor its buffers; so this is
+the one place where constructors' values count, and all parameters and buffers are written. Then the
+weights are loaded back as a trainer would: what cannot be trained is refused here, at the start.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+
+import numpy
+import torch
+from torch import nn
+
+from trainer.checkpoint import LayerState, write_marker, write_part
+from trainer.contract.checkpoints import PartHeader
+from trainer.contract.progress import Finished, Inspected, Line, Phase, PhaseBegun
+from trainer.contract.spec import RunSpec
+from trainer.contract.topology import MicroBatch
+from trainer.data import Batches
+from trainer.profile import measure
+from trainer.program import LoadedProgram, ProgramError, load
+from trainer.stages import Model, Stage, owners
+
+Report = Callable[[Line], None]
+
+
+def run(spec: RunSpec, report: Report) -> None:
+    """Build, inspect and save the first weights. Raises ProgramError or SaveError."""
+    report(PhaseBegun(phase=Phase.PROGRAM))
+    program = load(spec.program)
+    batches = Batches(program.dataset, spec.training)
+    states = build(program, spec.training.seed)
+    model = Model.draw(program)
+    stage = Stage(program, model, range(len(model.layers)), spec.training, states, step=0)
+    size = min(spec.shape.micro_batch, spec.training.batch_size)
+    costs = measure(program, stage, batches.fetch(1, MicroBatch(0, 0, size)), model.ties().values())
+    report(Inspected(costs=costs, samples=batches.position.samples))
+
+    report(PhaseBegun(phase=Phase.SAVE))
+    header = PartHeader(
+        step=0,
+        generation=spec.generation,
+        rank=spec.rank,
+        shape=spec.shape,
+        layer_count=len(states),
+        data=batches.position,
+    )
+    write_marker(spec.saving.root, spec.generation, None)
+    report(write_part(spec.saving.root, header.folder, header, states))
+    report(Finished(step=0))
+
+
+def build(program: LoadedProgram, seed: int) -> dict[int, LayerState]:
+    """The real layers' parameters and buffers as their constructors make them under ``seed``:
+    those of a plain script that calls ``torch.manual_seed(seed)`` and then ``layers(args)``.
+    """
+    random.seed(seed)
+    numpy.random.seed(seed & 0xFFFFFFFF)
+    torch.manual_seed(seed)
+    layers = program.layers()
+    _refuse_without_value(layers)
+    owner_of = owners(layers)
+    states = {}
+    for index, layer in enumerate(layers):
+        prefix = f"layers.{index}"
+        named = dict(layer.named_parameters(prefix, remove_duplicate=False))
+        states[index] = LayerState(
+            parameters={name: p.detach() for name, p in named.items() if owner_of[name] == name},
+            buffers=dict(layer.named_buffers(prefix, remove_duplicate=False)),
+            aliases={name: owner_of[name] for name in named if owner_of[name] != name},
+        )
+    return states
+
+
+def _refuse_without_value(layers: Sequence[nn.Module]) -> None:
+    for index, layer in enumerate(layers):
+        for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
+            if tensor.is_meta:
+                raise ProgramError(f"layer {index} gives its {name} no value: it is on meta")
+        for name, parameter in layer.named_parameters():
+            if not parameter.isfinite().all():
+                raise ProgramError(f"layer {index}'s {name} does not begin with finite numbers")
