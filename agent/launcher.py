@@ -221,7 +221,7 @@ class Zygote:
 
     async def _keep_store(self, host: str, port: int) -> None:
         while True:
-            await self.store.gone
+            await asyncio.shield(self.store.gone)
             if self._closing or self.lost.is_set():
                 return
             with contextlib.suppress(LaunchError):

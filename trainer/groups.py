@@ -15,7 +15,7 @@ import psutil
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from trainer.contract.spec import RunSpec
+from trainer.contract.spec import Address, RunSpec
 from trainer.contract.topology import Seat
 
 
@@ -25,6 +25,10 @@ class PeerLostError(Exception):
     def __init__(self, ranks: Sequence[int], cause: str) -> None:
         super().__init__(cause)
         self.ranks = tuple(ranks)
+
+
+class RendezvousError(Exception):
+    """The ranks did not all come together."""
 
 
 @contextmanager
@@ -60,37 +64,44 @@ class Groups:
 def meet(spec: RunSpec, tied_stages: Iterable[tuple[int, ...]]) -> Groups:
     """Make all process groups of ``spec``'s rank; a world of one rank meets nobody.
 
-    ``tied_stages``: the sets of two or more stages that hold a weight together. Raises RuntimeError
-    when the others do not come.
+    ``tied_stages``: the sets of stages that hold a weight together. Raises RendezvousError.
     """
     if spec.shape.world == 1:
         return Groups()
     if spec.store is None:
         raise ValueError(f"a world of {spec.shape.world} ranks needs a store")
     os.environ["GLOO_SOCKET_IFNAME"] = interface_of(spec.data_host)
-    timeout = timedelta(seconds=spec.timeout_seconds)
-    host, port = spec.store.host, spec.store.port
-    store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+    try:
+        return _meet(spec, spec.store, tied_stages)
+    except RuntimeError as error:
+        raise RendezvousError(f"could not meet the other ranks: {error}") from error
+
+
+def _meet(spec: RunSpec, address: Address, tied_stages: Iterable[tuple[int, ...]]) -> Groups:
+    shape, timeout = spec.shape, timedelta(seconds=spec.timeout_seconds)
+    store = TCPStore(
+        address.host, address.port, is_master=False, wait_for_workers=False, timeout=timeout
+    )
     before = _descriptors()
     dist.init_process_group(
         "gloo",
         store=PrefixStore(f"{spec.job}/{spec.generation}", store),
         rank=spec.rank,
-        world_size=spec.shape.world,
+        world_size=shape.world,
         timeout=timeout,
     )
-    seat = Seat.of(spec.rank, spec.shape)
-    replicas = [Seat(seat.stage, r).rank(spec.shape) for r in range(spec.shape.replicas)]
-    mine = sorted({stages for stages in tied_stages if seat.stage in stages})
+    seat = Seat.of(spec.rank, shape)
+    of_my_stage = [Seat(seat.stage, r).rank(shape) for r in range(shape.replicas)]
+    with_my_stage = {s for s in tied_stages if seat.stage in s and len(s) > 1}
     groups = Groups(
-        world=Group(tuple(range(spec.shape.world)), dist.group.WORLD),
-        replicas=_group(replicas, timeout) if len(replicas) > 1 else None,
+        world=Group(tuple(range(shape.world)), dist.group.WORLD),
+        replicas=_group(of_my_stage, timeout) if shape.replicas > 1 else None,
         ties={
-            stages: _group([Seat(s, seat.replica).rank(spec.shape) for s in stages], timeout)
-            for stages in mine
+            stages: _group([Seat(s, seat.replica).rank(shape) for s in stages], timeout)
+            for stages in sorted(with_my_stage)
         },
     )
-    groups.sockets.update(_whose(_connected(_descriptors() - before), spec.shape.world))
+    groups.sockets.update(_whose(_connected(_descriptors() - before), shape.world))
     return groups
 
 

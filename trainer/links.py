@@ -88,6 +88,11 @@ class Links:
             sender.settle()
 
 
+def in_a_tuple(message: Message) -> tuple[Tensor | None, ...]:
+    """A tensor by itself is a tuple of one."""
+    return (message,) if isinstance(message, Tensor) else message
+
+
 class _Inbox:
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -204,7 +209,7 @@ class _Sender:
 
 def _tagged(micro_batch: int, message: Message) -> list[tuple[int, Tensor]]:
     """The tensors of ``message`` that travel. Source and target tell the kind apart."""
-    tensors = (message,) if isinstance(message, Tensor) else message
+    tensors = in_a_tuple(message)
     first = _HEADER_TAG + 1 + micro_batch * MAX_TENSORS
     return [(first + i, t) for i, t in enumerate(tensors) if t is not None and t.numel()]
 

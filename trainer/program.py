@@ -35,13 +35,14 @@ NamedParameters = Sequence[tuple[str, nn.Parameter]]
 class ProgramError(Exception):
     """The user's program failed or gave what cannot be trained; ``str()`` is one sentence.
 
-    ``details`` is the traceback's tail.
+    ``details`` is the traceback's tail, ``layer`` the layer that is at fault.
     """
 
-    def __init__(self, message: str, details: str = "") -> None:
+    def __init__(self, message: str, details: str = "", layer: int | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.details = details
+        self.layer = layer
 
 
 class Dataset(Protocol):
@@ -164,10 +165,14 @@ class LoadedProgram:
         self._args = args
 
     @contextmanager
-    def blaming(self, what: str) -> Iterator[None]:
+    def blaming(self, what: str, layer: int | None = None) -> Iterator[None]:
         """For running the user's layers: what they raise becomes a ProgramError with file:line."""
-        with blaming(what, self._home):
-            yield
+        try:
+            with blaming(what, self._home):
+                yield
+        except ProgramError as error:
+            error.layer = layer
+            raise
 
     def layers(self) -> list[nn.Module]:
         """The model's layers in order, on the device that is current."""

@@ -3,7 +3,8 @@
 rank <-> (stage, replica), cuts, and the dealing of micro-batches. PURE.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -48,6 +49,16 @@ def check_cuts(cuts: Sequence[int], layers: int, depth: int) -> None:
     rising = all(a < b for a, b in pairwise(cuts))
     if len(cuts) != depth + 1 or cuts[0] != 0 or cuts[-1] != layers or not rising:
         raise ValueError(f"cuts {tuple(cuts)} do not split {layers} layers into {depth} stages")
+
+
+def stage_of(layer: int, cuts: Sequence[int]) -> int:
+    """The stage that holds ``layer``."""
+    return bisect_right(cuts, layer) - 1
+
+
+def stages_of(layers: Iterable[int], cuts: Sequence[int]) -> tuple[int, ...]:
+    """The stages that hold ``layers``, each once, rising."""
+    return tuple(sorted({stage_of(layer, cuts) for layer in layers}))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,127 @@
+"""A trainer from its spec to its exit code; the zygote calls :func:`run` in a fresh fork.
+
+Troubles of the program, of the disk and of ourselves are said in a ``Failed`` line and end the
+process. A lost peer, or a halt, makes it stand still with its state intact.
+"""
+
+import faulthandler
+import signal
+import socket
+import traceback
+
+from trainer import first_weights
+from trainer.checkpoint import (
+    CheckpointError,
+    DamagedError,
+    newer_marker,
+    read_header,
+    read_layers,
+    write_marker,
+)
+from trainer.contract.progress import ExitCode, Failed, Phase
+from trainer.contract.spec import RunSpec
+from trainer.contract.topology import Seat, check_cuts, stages_of
+from trainer.control import Control, HaltingError
+from trainer.data import Batches, same_data
+from trainer.groups import PeerLostError, RendezvousError, meet
+from trainer.links import Links
+from trainer.loop import Loop, StaleError
+from trainer.program import ProgramError, load
+from trainer.replicas import Replicas
+from trainer.stages import Model, Stage
+
+
+def run(spec: RunSpec, connection: socket.socket) -> int:
+    """Carry out ``spec``, talking over ``connection``; the exit code."""
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
+    control = Control(connection)
+    control.start()
+    code = _attempt(spec, control)
+    control.flush()
+    return code
+
+
+def _attempt(spec: RunSpec, control: Control) -> ExitCode:
+    try:
+        control.enter(Phase.BOOT)
+        if spec.kind == "first_weights":
+            first_weights.run(spec, control.say)
+        else:
+            _train(spec, control)
+        return ExitCode.DONE
+    except PeerLostError as error:
+        control.halt_after_error(str(error), error.ranks)
+        control.stand_still(spec.limbo_seconds)
+        return ExitCode.PEER_LOST
+    except HaltingError:
+        control.stand_still(spec.limbo_seconds)
+        return ExitCode.PEER_LOST
+    except Exception as error:
+        failed = _failure(spec, error)
+        traceback.print_exc()
+        control.say(failed)
+        return failed.code
+
+
+def _train(spec: RunSpec, control: Control) -> None:
+    if spec.resumed_from is None or spec.load_from is None:
+        raise ValueError("a training spec names the checkpoint that it goes on from")
+    if newer := newer_marker(spec.saving.root, spec.generation):
+        raise StaleError(f"generation {newer} has begun")
+    _refuse_unsupported(spec)
+    seat, step = Seat.of(spec.rank, spec.shape), spec.resumed_from.step
+    mine = range(spec.cuts[seat.stage], spec.cuts[seat.stage + 1])
+
+    control.enter(Phase.PROGRAM)
+    program = load(spec.program)
+    model = Model.draw(program)
+    check_cuts(spec.cuts, len(model.layers), spec.shape.depth)
+    batches = Batches(program.dataset, spec.training)
+    ties = model.ties()
+
+    control.enter(Phase.RENDEZVOUS)
+    groups = meet(spec, (stages_of(layers, spec.cuts) for layers in ties.values()))
+    control.watch(groups.sockets)
+
+    control.enter(Phase.LOAD)
+    same_data(read_header(spec.load_from).data, batches.position)
+    states = read_layers(spec.load_from, mine)
+    stage = Stage(program, model, mine, spec.training, states, step)
+    if spec.rank == 0:
+        write_marker(spec.saving.root, spec.generation, spec.resumed_from)
+    control.standing.applied = control.standing.prepared = step
+
+    links = Links(
+        previous=spec.rank - 1 if seat.stage > 0 else None,
+        following=spec.rank + 1 if seat.stage < spec.shape.depth - 1 else None,
+    )
+    replicas = Replicas(spec, stage, ties, groups)
+    Loop(spec, program, batches, stage, links, replicas, control).run()
+
+
+def _refuse_unsupported(spec: RunSpec) -> None:
+    if spec.training.precision == "float16":
+        raise ProgramError("precision float16 is not supported: take float32 or bfloat16")
+    if spec.device != "cpu":
+        raise ProgramError(f"device {spec.device} is not supported: take cpu")
+
+
+def _failure(spec: RunSpec, error: Exception) -> Failed:
+    """What to say of ``error``, and how to end."""
+    details = "".join(traceback.format_exception(error))[-4000:]
+    message, code, file, layer = str(error), ExitCode.INTERNAL, None, None
+    match error:
+        case ProgramError():
+            code, layer, details = ExitCode.PROGRAM_ERROR, error.layer, error.details
+        case CheckpointError():
+            is_damaged = isinstance(error, DamagedError)
+            code = ExitCode.CHECKPOINT_DAMAGED if is_damaged else ExitCode.CHECKPOINT_UNREACHABLE
+            file = error.file
+        case StaleError():
+            code = ExitCode.STALE
+        case RendezvousError():
+            code = ExitCode.PEER_LOST
+        case _:
+            message = f"{type(error).__name__}: {error}"
+    message = f"rank {spec.rank}: {message}"
+    return Failed(code=code, message=message, details=details, file=file, layer=layer)

@@ -1,0 +1,204 @@
+"""What all ranks agree on: gradients summed over replicas and over the holders of tied weights, and
+the vote by which a step commits.
+
+Gradients are sums over samples, summed in an order that does not depend on the depth: over the
+replicas layer by layer, then over the layers that hold a tied weight. The vote is one all-reduce of
+float64 in which each slot but the first two has a single contributor, so that the sum is exact; what
+really adds up is added here, in layer and replica order.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.contract.samples import hash_of, mix32
+from trainer.contract.spec import RunSpec
+from trainer.contract.topology import Seat, stage_of, stages_of
+from trainer.data import Batch
+from trainer.groups import Group, Groups, blaming_peers
+from trainer.program import LossSum, ProgramError
+from trainer.stages import Stage
+
+_COUNT, _SAVE, _FIRST_LAYER = range(3)
+_LOSS, _WEIGHT, _SAMPLES, _IDS, _FIRST_METRIC = range(5)
+_NAMES_BYTES = 1024
+
+
+@dataclass
+class Totals:
+    """What one replica's last stage saw of a step; nothing on other stages."""
+
+    loss: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    weight: float = 0.0
+    samples: int = 0
+    ids: int = 0
+    metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def add(self, loss: LossSum, batch: Batch) -> None:
+        """One more micro-batch."""
+        self.loss += loss.sum.detach()
+        self.weight += loss.weight
+        self.samples += len(batch.ids)
+        self.ids += sum(map(mix32, batch.ids))
+        for name, (total, weight) in loss.metrics.items():
+            before = self.metrics.get(name, (0.0, 0.0))
+            self.metrics[name] = before[0] + total, before[1] + weight
+
+
+@dataclass(frozen=True)
+class Vote:
+    """What everyone knows of a step once it is voted."""
+
+    loss: float
+    """Mean over the global batch; NaN without any weight."""
+    weight: float
+    norm: float
+    """Of the mean gradient, before clipping."""
+    samples: int
+    sample_ids_hash: str
+    metrics: dict[str, float]
+    save_is_due: bool
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the step can be applied: all gradients are finite and there is something to
+        learn from.
+        """
+        return math.isfinite(self.norm)
+
+    def gradient_scale(self, clip_grad_norm: float | None) -> float:
+        """By what the sums of gradients are multiplied: mean, then clip."""
+        clip = min(1.0, clip_grad_norm / (self.norm + 1e-6)) if clip_grad_norm else 1.0
+        return clip / self.weight
+
+
+class Replicas:
+    """This rank among all others; in a world of one it talks to nobody."""
+
+    def __init__(
+        self, spec: RunSpec, stage: Stage, ties: Mapping[str, tuple[int, ...]], groups: Groups
+    ) -> None:
+        self._spec = spec
+        self._seat = Seat.of(spec.rank, spec.shape)
+        self._stage = stage
+        self._ties = {owner: layers for owner, layers in ties.items() if owner in stage.weights}
+        self._groups = groups
+        self._metrics: tuple[str, ...] | None = None
+
+    def sum_gradients(self) -> None:
+        """Make every weight's gradient that of the whole global batch. Raises PeerLostError."""
+        if group := self._groups.replicas:
+            gradients = [g for index in self._stage.layers for g in self._stage.gradients_of(index)]
+            with self._blaming(group):
+                works = [dist.all_reduce(g, group=group.handle, async_op=True) for g in gradients]
+                for work in works:
+                    assert work is not None
+                    work.wait()
+        for owner, layers in self._ties.items():
+            self._sum_over_holders(owner, layers)
+
+    def vote(self, totals: Totals, *, save_is_due: bool) -> Vote:
+        """Commit the step: everybody gets the same vote or nobody can go on.
+
+        ``save_is_due`` counts when any rank says so. Raises PeerLostError.
+        """
+        if self._metrics is None:
+            self._metrics = self._agree_on_metrics(totals)
+        ballot = self._ballot(totals, self._metrics, save_is_due)
+        if group := self._groups.world:
+            with self._blaming(group):
+                dist.all_reduce(ballot, group=group.handle)
+        return self._count(ballot.tolist(), self._metrics)
+
+    def wait_for_all(self) -> None:
+        """Wait until every rank has come here. Raises PeerLostError."""
+        if group := self._groups.world:
+            with self._blaming(group):
+                dist.all_reduce(torch.zeros(1), group=group.handle)
+
+    def _sum_over_holders(self, owner: str, layers: tuple[int, ...]) -> None:
+        """Add the gradients of one tied weight in layer order, on every stage that holds it."""
+        cuts, weight = self._spec.cuts, self._stage.weights[owner]
+        group = self._groups.ties.get(stages_of(layers, cuts))
+        total: Tensor | None = None
+        for layer in layers:
+            gradient = self._stage.gradient_of(owner, layer)
+            if gradient is None:
+                gradient = torch.empty_like(weight.parameter)
+            if group:
+                source = Seat(stage_of(layer, cuts), self._seat.replica).rank(self._spec.shape)
+                with self._blaming(group):
+                    dist.broadcast(gradient, source, group=group.handle)
+            total = gradient.clone() if total is None else total.add_(gradient)
+        assert total is not None
+        weight.gradient.copy_(total)
+
+    def _ballot(self, totals: Totals, metrics: Sequence[str], save_is_due: bool) -> Tensor:
+        """``_FIRST_LAYER`` slots for all, one per layer, one row per replica."""
+        shape, layers = self._spec.shape, self._stage.layer_count
+        width = _FIRST_METRIC + 2 * len(metrics)
+        ballot = torch.zeros(_FIRST_LAYER + layers + shape.replicas * width, dtype=torch.float64)
+        ballot[_COUNT] = 1
+        ballot[_SAVE] = save_is_due
+        if self._seat.replica == 0:
+            for index, gradients in self._stage.gradients.items():
+                norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients]
+                ballot[_FIRST_LAYER + index] = sum(norm.square() for norm in norms)
+        if self._seat.stage == shape.depth - 1:
+            if unknown := totals.metrics.keys() - set(metrics):
+                raise ProgramError(f"loss() gives a new metric {min(unknown)!r} in mid-run")
+            row = ballot[_FIRST_LAYER + layers :].view(shape.replicas, width)[self._seat.replica]
+            row[_LOSS] = totals.loss
+            row[_WEIGHT], row[_SAMPLES], row[_IDS] = totals.weight, totals.samples, totals.ids
+            for at, name in enumerate(metrics):
+                pair = torch.tensor(totals.metrics.get(name, (0.0, 0.0)), dtype=torch.float64)
+                row[_FIRST_METRIC + 2 * at :][:2] = pair
+        return ballot
+
+    def _count(self, ballot: list[float], metrics: Sequence[str]) -> Vote:
+        shape, layers = self._spec.shape, self._stage.layer_count
+        if ballot[_COUNT] != shape.world:
+            raise RuntimeError(f"{ballot[_COUNT]} ballots in a world of {shape.world}")
+        squares = sum(ballot[_FIRST_LAYER : _FIRST_LAYER + layers])
+        rows = ballot[_FIRST_LAYER + layers :]
+        width = len(rows) // shape.replicas
+        loss, weight, samples, ids, *pairs = (sum(rows[at::width]) for at in range(width))
+        return Vote(
+            loss=_ratio(loss, weight),
+            weight=weight,
+            norm=_ratio(math.sqrt(squares) if squares >= 0 else math.nan, weight),
+            samples=int(samples),
+            sample_ids_hash=hash_of(int(ids)),
+            metrics={
+                name: _ratio(total, of)
+                for name, total, of in zip(metrics, pairs[::2], pairs[1::2], strict=True)
+            },
+            save_is_due=ballot[_SAVE] > 0,
+        )
+
+    def _agree_on_metrics(self, totals: Totals) -> tuple[str, ...]:
+        """The metrics' names, which only the last stage knows; once, in the first vote."""
+        group = self._groups.world
+        if group is None:
+            return tuple(sorted(totals.metrics))
+        text = json.dumps(sorted(totals.metrics)).encode()
+        if len(text) > _NAMES_BYTES:
+            raise ProgramError(f"loss() gives metrics whose names need over {_NAMES_BYTES} bytes")
+        names = torch.frombuffer(bytearray(text.ljust(_NAMES_BYTES)), dtype=torch.uint8)
+        last = Seat(self._spec.shape.depth - 1, 0).rank(self._spec.shape)
+        with self._blaming(group):
+            dist.broadcast(names, last, group=group.handle)
+        return tuple(json.loads(bytes(names.tolist())))
+
+    def _blaming(self, group: Group) -> AbstractContextManager[None]:
+        return blaming_peers([rank for rank in group.ranks if rank != self._spec.rank])
+
+
+def _ratio(total: float, weight: float) -> float:
+    return total / weight if weight > 0 else math.nan
