@@ -54,6 +54,8 @@ class Launch:
     seats: tuple[SeatAt, ...]
     resumed_from: ResumedFrom | None
     because: str
+    plan_because: str = ""
+    """The planner's sentence: what a step is thought to take, and the runner-up."""
 
 
 @dataclass(frozen=True)

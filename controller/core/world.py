@@ -109,6 +109,16 @@ class Generation:
     step_seconds: float = 0.0
     """How long its steps take lately (a median); 0: unknown."""
 
+    @property
+    def nodes(self) -> tuple[tuple[str, str], ...]:
+        """(node, incarnation) of each of its seats, without repeats, by rank."""
+        return tuple(dict.fromkeys((seat.node, seat.incarnation) for seat in self.seats))
+
+    @property
+    def is_launched(self) -> bool:
+        """It has given out seats and is not over."""
+        return self.state not in (GenerationState.PLANNED, GenerationState.ENDED)
+
 
 @dataclass(frozen=True)
 class Checkpoint:

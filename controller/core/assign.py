@@ -1,0 +1,146 @@
+"""Which nodes a job may have: one node works for one job. PURE.
+
+A job that runs keeps its nodes; one that recovers keeps those that are left. What is free goes to
+the others by priority, then age, each up to its most. Only nodes that answer are given out.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from controller.core.actions import SeatAt
+from controller.core.liveness import is_answering
+from controller.core.states import JobState, NodeState
+from controller.core.world import Job, Node, Rules, World
+from controller.planner.choose import Choice, Depths, NoPlan, choose
+from controller.planner.shapes import auto_micro_batch
+from trainer.contract.spec import Shape
+
+
+def by_turn(jobs: Iterable[Job]) -> list[Job]:
+    """Those that hold nodes first (what they give back is free for the others in the same look),
+    then by priority, then by age.
+    """
+
+    def turn(job: Job) -> tuple[bool, int, float, str]:
+        holds = job.current is not None and job.current.is_launched
+        return not holds, -job.spec.priority, job.submitted_at, job.id
+
+    return sorted(jobs, key=turn)
+
+
+class Pool:
+    """The nodes, as one look hands them out."""
+
+    def __init__(self, world: World, now: float, rules: Rules) -> None:
+        self.alive = {node.name: node for node in world.nodes if not node.state.is_gone}
+        self._answering = {
+            node.name
+            for node in self.alive.values()
+            if is_answering(node, now, rules) and node.state is not NodeState.DRAINING
+        }
+        self._holder: dict[str, str] = {}
+        for job in world.jobs:
+            for node in _own(job):
+                if self.find(*node):
+                    self._holder[node[0]] = job.id
+
+    def find(self, name: str, incarnation: str) -> Node | None:
+        """That incarnation, if it is alive."""
+        node = self.alive.get(name)
+        return node if node and node.incarnation == incarnation else None
+
+    def answering(self) -> frozenset[str]:
+        """The names of the nodes that answer."""
+        return frozenset(self._answering)
+
+    def answers(self, name: str, incarnation: str) -> bool:
+        """Whether that incarnation is alive and answers."""
+        return name in self._answering and self.find(name, incarnation) is not None
+
+    def lose(self, node: Node) -> None:
+        """It is gone."""
+        self.alive.pop(node.name, None)
+        self._answering.discard(node.name)
+        self._holder.pop(node.name, None)
+
+    def offer(self, job: Job) -> tuple[Node, ...]:
+        """What ``job`` could launch on now, at most its most, of one device kind; in the order of
+        their names.
+        """
+        nodes = [n for n in self._within_reach(job) if n.name in self._answering]
+        chosen = sorted(nodes, key=lambda n: (self._holder.get(n.name) != job.id, _natural(n.name)))
+        return tuple(sorted(chosen[: job.spec.nodes.max], key=lambda n: _natural(n.name)))
+
+    def could_answer(self, job: Job) -> int:
+        """How many nodes ``job`` could have if all that are not lost answered."""
+        return len(self._within_reach(job))
+
+    def take(self, job: Job, nodes: Iterable[Node]) -> None:
+        """``job`` works on ``nodes`` and gives back all others."""
+        self.release(job)
+        self._holder |= {node.name: job.id for node in nodes}
+
+    def release(self, job: Job) -> None:
+        """``job`` gives back its nodes."""
+        self._holder = {name: holder for name, holder in self._holder.items() if holder != job.id}
+
+    def _within_reach(self, job: Job) -> list[Node]:
+        """Its own and the free ones, of one device kind: CUDA if there are enough of it."""
+        mine = [n for n in self.alive.values() if self._holder.get(n.name) in (None, job.id)]
+        wanted = ("cuda", "cpu") if job.spec.device == "auto" else (job.spec.device,)
+        kinds = [[n for n in mine if n.device_kind == kind] for kind in wanted]
+        enough = (nodes for nodes in kinds if len(nodes) >= job.spec.nodes.min)
+        return next(enough, max(kinds, key=len))
+
+
+def devices_of(job: Job, node: Node) -> int:
+    """How many of its devices ``job`` uses."""
+    wanted = job.spec.devices_per_node
+    return node.devices if wanted == "auto" else min(wanted, node.devices)
+
+
+def seats(job: Job, nodes: Sequence[Node], shape: Shape) -> tuple[SeatAt, ...]:
+    """Rank by rank over the nodes' devices: consecutive stages sit on one node where it has
+    several devices.
+    """
+    places = [
+        SeatAt(node.name, node.incarnation, device)
+        for node in nodes
+        for device in range(devices_of(job, node))
+    ]
+    return tuple(places[: shape.world])
+
+
+def choice_for(job: Job, nodes: Sequence[Node]) -> Choice | NoPlan | None:
+    """The planner's answer for ``nodes``; None while nobody has measured the program."""
+    if job.costs is None:
+        return None
+    depth = job.spec.plan.depth
+    return choose(
+        job.costs,
+        sum(devices_of(job, node) for node in nodes),
+        job.spec.batch_size,
+        micro_batch_of(job),
+        depths=Depths() if depth == "auto" else Depths(depth.min, depth.max),
+        device_memory_bytes=min((node.device_memory_bytes for node in nodes), default=0),
+    )
+
+
+def micro_batch_of(job: Job) -> int:
+    """The job's micro-batch: one size through every morph."""
+    wanted = job.spec.plan.micro_batch
+    return auto_micro_batch(job.spec.batch_size, job.spec.nodes.min) if wanted == "auto" else wanted
+
+
+def _own(job: Job) -> Sequence[tuple[str, str]]:
+    """Whom ``job`` holds: who is seated, or, while it recovers, who was."""
+    if job.current is not None and job.current.is_launched:
+        return job.current.nodes
+    going = job.state in (JobState.STARTING, JobState.RECOVERING)
+    last = next((g for g in reversed(job.past) if g.launched), None)
+    return last.nodes if going and last else ()
+
+
+def _natural(name: str) -> tuple[tuple[int, str], ...]:
+    """``vm-2`` before ``vm-10``."""
+    return tuple((int(p) if p.isdigit() else -1, p) for p in re.split(r"(\d+)", name) if p)

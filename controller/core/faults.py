@@ -1,0 +1,171 @@
+"""Why a launched generation cannot go on though no node is lost, and who pays for it. PURE.
+
+    exit or Failed line   the program's fault (charged), the checkpoint's, or a link's
+    halted too long       links broke and nobody is to blame: launched again
+    launch deadline       a rank did not reach its first step
+    no step for too long  every agent answers: a hang
+
+Facts of one accident arrive one by one, so what can be the shadow of a lost node (a signal, a
+broken link) waits a moment for the node to be found out.
+"""
+
+from dataclasses import dataclass
+
+from controller.core.states import GenerationState, Reason
+from controller.core.words import listed, seconds
+from controller.core.world import Generation, Rules, Seat
+from trainer.contract.progress import ExitCode, Phase
+
+FIRST_WEIGHTS_PATIENCE = 5
+"""Building the whole model once may take so many launch deadlines."""
+STEPS_OF_SILENCE = 20
+"""A hang is no step for so many times the usual; never less than ``hang_after``."""
+_AT_FIRST_STEP = (Phase.FIRST_STEP, Phase.STEP, Phase.SAVE, Phase.HALTED, Phase.DONE)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why the generation ends; ``damaged`` is the folder that is condemned with it."""
+
+    reason: Reason
+    charged: bool
+    because: str
+    damaged: str | None = None
+
+
+def fault_of(
+    generation: Generation, steps: int, suspects: frozenset[str], now: float, rules: Rules
+) -> Fault | None:
+    """The first fault that stands, gravest first. ``suspects``: seated nodes that do not answer;
+    while there are any, what may be their doing is not judged.
+    """
+    return (
+        _program_failed(generation, steps, suspects, now, rules)
+        or _checkpoint_failed(generation)
+        or _link_broke(generation, suspects, now, rules)
+        or _ended_without_a_checkpoint(generation, now, rules)
+        or _launch_took_too_long(generation, now, rules)
+        or _hangs(generation, suspects, now, rules)
+    )
+
+
+def _program_failed(
+    generation: Generation, steps: int, suspects: frozenset[str], now: float, rules: Rules
+) -> Fault | None:
+    for seat in generation.seats:
+        if _code(seat) in (ExitCode.PROGRAM_ERROR, ExitCode.INTERNAL):
+            return Fault(Reason.PROGRAM_ERROR, True, f"{_who(seat)}: {_last_words(seat)}")
+        if (end := seat.exit) is None:
+            continue
+        if end.signal is not None:
+            if seat.node in suspects or now < end.at + rules.coalesce:
+                continue
+            because = f"{_who(seat)} was killed by signal {end.signal}"
+            return Fault(Reason.PROGRAM_ERROR, True, because + _out_of_memory(end.signal))
+        early = generation.kind == "train" and seat.applied < steps
+        if end.code not in set(ExitCode) or (end.code == ExitCode.DONE and early):
+            because = f"{_who(seat)} exited with code {end.code}: {_last_words(seat)}"
+            return Fault(Reason.PROGRAM_ERROR, True, because)
+    return None
+
+
+def _checkpoint_failed(generation: Generation) -> Fault | None:
+    for seat in generation.seats:
+        said = f"{_who(seat)}: {_last_words(seat)}"
+        match _code(seat):
+            case ExitCode.CHECKPOINT_DAMAGED:
+                link = generation.resumed_from
+                return Fault(Reason.CHECKPOINT_DAMAGED, False, said, link.folder if link else None)
+            case ExitCode.CHECKPOINT_UNREACHABLE:
+                return Fault(Reason.CHECKPOINT_UNREACHABLE, False, said)
+            case ExitCode.STALE:
+                because = f"{_who(seat)} met a newer generation in the checkpoint folder"
+                return Fault(Reason.LAUNCHING, False, because)
+    return None
+
+
+def _link_broke(
+    generation: Generation, suspects: frozenset[str], now: float, rules: Rules
+) -> Fault | None:
+    """Halted, left or cut off, and nobody is known to be the cause. A launch holds nothing, so it
+    does not wait for a verdict on suspects.
+    """
+    left = (ExitCode.LEFT, ExitCode.PEER_LOST)
+    for seat in generation.seats:
+        if seat.exit is not None and seat.exit.code in left:
+            since, what = seat.exit.at, "lost its link to a peer"
+        elif seat.halted is not None:
+            since, what = seat.halted_at, f"halted ({seat.halted.cause})"
+        else:
+            continue
+        launching = generation.state is GenerationState.LAUNCHING
+        patience = rules.coalesce if launching else rules.halt_patience
+        if now < since + patience or (suspects and not launching):
+            continue
+        if suspects:
+            because = f"{_who(seat)} {what} while {listed(sorted(suspects))} did not answer"
+            return Fault(Reason.NODE_LOST, False, because)
+        because = f"{_who(seat)} {what}, though every VM answers"
+        return Fault(Reason.BAD_PATH_BETWEEN_NODES, False, because)
+    return None
+
+
+def _ended_without_a_checkpoint(generation: Generation, now: float, rules: Rules) -> Fault | None:
+    """Every rank is done, and what they should have written is not known to be complete."""
+    ends = [seat.exit for seat in generation.seats if seat.exit is not None]
+    if len(ends) < len(generation.seats) or now < max(e.at for e in ends) + rules.look_deadline:
+        return None
+    if generation.kind == "first_weights":
+        because = "The first weights ended without a complete checkpoint of step 0"
+        return Fault(Reason.PROGRAM_ERROR, True, because)
+    because = "Every rank ended, but the last checkpoint is not complete"
+    return Fault(Reason.CHECKPOINT_UNREACHABLE, False, because)
+
+
+def _launch_took_too_long(generation: Generation, now: float, rules: Rules) -> Fault | None:
+    first_weights = generation.kind == "first_weights"
+    bound = rules.launch_deadline * (FIRST_WEIGHTS_PATIENCE if first_weights else 1)
+    if generation.state is not GenerationState.LAUNCHING or now <= generation.launched_at + bound:
+        return None
+    late = next((s for s in generation.seats if s.phase not in _AT_FIRST_STEP), None)
+    if late is None:
+        return None
+    where = late.phase or "not started"
+    because = f"{_who(late)} had not reached its first step after {seconds(bound)} ({where})"
+    return Fault(Reason.HANG, False, because)
+
+
+def _hangs(
+    generation: Generation, suspects: frozenset[str], now: float, rules: Rules
+) -> Fault | None:
+    if generation.kind == "first_weights" or suspects:
+        return None
+    bound = max(rules.hang_after, STEPS_OF_SILENCE * generation.step_seconds)
+    begun = max((seat.phase_at for seat in generation.seats), default=0.0)
+    if now - max(generation.committed_at, generation.launched_at, begun) <= bound:
+        return None
+    return Fault(Reason.HANG, False, f"No step for {seconds(bound)} though every VM answers")
+
+
+def _code(seat: Seat) -> int | None:
+    """Its exit code, as soon as it is known."""
+    if seat.failed is not None:
+        return seat.failed.code
+    return seat.exit.code if seat.exit is not None else None
+
+
+def _who(seat: Seat) -> str:
+    return f"Rank {seat.rank} on {seat.node}"
+
+
+def _last_words(seat: Seat) -> str:
+    """What it said last: its own sentence, else the end of its log."""
+    if seat.failed is not None:
+        return seat.failed.message
+    tail = seat.exit.log_tail if seat.exit else ""
+    lines = [line.strip() for line in tail.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "it said nothing"
+
+
+def _out_of_memory(signal: int) -> str:
+    return " (out of memory?)" if signal == 9 else ""

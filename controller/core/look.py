@@ -1,0 +1,84 @@
+"""One look at the world: who is alive, who works for whom, what this look has taken away. PURE.
+
+The look is the working table of a single decision round. It is made from the world, changed while
+the jobs are gone through one by one (so that no node is given out twice), and thrown away.
+"""
+
+from controller.core.actions import MarkNode
+from controller.core.assign import Pool
+from controller.core.liveness import is_dead, is_silent, left_with_its_generation
+from controller.core.states import NodeState, may_move
+from controller.core.words import ended, seconds
+from controller.core.world import Generation, Node, Rules, World
+
+
+class Look:
+    """The table."""
+
+    def __init__(self, world: World, now: float, rules: Rules) -> None:
+        self.world, self.now, self.rules = world, now, rules
+        self.pool = Pool(world, now, rules)
+        self.working = {
+            node
+            for job in world.jobs
+            if job.current and job.current.is_launched
+            for node in job.current.nodes
+        }
+
+    def lose(self, node: Node, because: str) -> MarkNode:
+        """The node is lost from here on."""
+        self.pool.lose(node)
+        self.working.discard((node.name, node.incarnation))
+        return MarkNode(node.name, node.incarnation, NodeState.LOST, ended(because))
+
+    def lost_idle_nodes(self) -> list[MarkNode]:
+        """A node that works for nobody is lost by silence, or when it left with its peers."""
+        marks = []
+        for node in list(self.pool.alive.values()):
+            if (node.name, node.incarnation) in self.working:
+                continue
+            if is_silent(node, None, self.world, self.now, self.rules):
+                marks.append(self.lose(node, self.silence_of(node)))
+            elif left_with_its_generation(node, self.world, self.now, self.rules):
+                marks.append(self.lose(node, f"{node.name}'s agent went away with its peers'"))
+        return marks
+
+    def settled_nodes(self) -> list[MarkNode]:
+        """Who is seated works, who is not is ready."""
+        marks = []
+        for node in self.pool.alive.values():
+            seated = (node.name, node.incarnation) in self.working
+            wanted = NodeState.WORKING if seated else NodeState.READY
+            is_leaving = node.state is NodeState.DRAINING
+            if node.state is not wanted and not is_leaving and may_move(node.state, wanted):
+                because = f"{node.name} is {wanted}."
+                marks.append(MarkNode(node.name, node.incarnation, wanted, because))
+        return marks
+
+    def missing(self, generation: Generation) -> tuple[dict[str, str], tuple[Node, ...]]:
+        """Of its nodes: who is lost for sure (name -> the sentence), and who is silent."""
+        dead: dict[str, str] = {}
+        silent: list[Node] = []
+        for name, incarnation in generation.nodes:
+            node = self.pool.find(name, incarnation)
+            if node is None:
+                dead[name] = f"{name} is gone"
+            elif why := is_dead(node, generation, self.world, self.now, self.rules):
+                dead[name] = why
+            elif is_silent(node, generation, self.world, self.now, self.rules):
+                silent.append(node)
+        return dead, tuple(silent)
+
+    def seated(self, generation: Generation) -> list[Node]:
+        """Its nodes that are alive."""
+        found = (self.pool.find(*node) for node in generation.nodes)
+        return [node for node in found if node is not None]
+
+    def suspects(self, generation: Generation) -> frozenset[str]:
+        """Its nodes that do not answer."""
+        return frozenset(name for name, own in generation.nodes if not self.pool.answers(name, own))
+
+    def silence_of(self, node: Node) -> str:
+        """The sentence for a node that is lost by silence."""
+        silence = seconds(self.rules.lost_after)
+        return f"{node.name} has not answered for {silence}; treated as lost."

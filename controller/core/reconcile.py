@@ -1,0 +1,250 @@
+"""What should happen next: the one decision point. PURE.
+
+    reconcile(world, now, rules) -> decisions, each with the sentence that says why
+
+A look ends in at most one decision a job, and deciding again after they are recorded is quiet. The
+road of a job:
+
+    none -----> planned ------> launching ------> running ------> none: succeeded
+     ^          a number,       seats are         a step is
+     |          a listing       given out         committed
+     +------------+----------------+------------------+
+       a loss, a fault, a deadline: ended, and what follows is said in the same decision
+
+Nothing is remembered here: a new controller loads the world and goes on.
+"""
+
+from collections.abc import Iterable
+
+from controller.core import resume
+from controller.core.actions import (
+    Action,
+    Decision,
+    DeleteCheckpoints,
+    Launch,
+    MarkNode,
+    MoveGeneration,
+)
+from controller.core.assign import by_turn, choice_for, micro_batch_of, seats
+from controller.core.ending import Actions, close, end, follow, hold, say, succeed
+from controller.core.faults import Fault, fault_of
+from controller.core.look import Look
+from controller.core.states import GenerationState, JobState, Reason
+from controller.core.story import because_of, launch_sentence, loss_of
+from controller.core.words import count, seconds
+from controller.core.world import Checkpoint, Generation, Job, Node, Rules, World
+from controller.planner.choose import Choice
+from trainer.contract.spec import ResumedFrom, Shape
+
+SETTLE_AT_MOST = 5
+"""A start waits for joining nodes no longer than so many times ``settle``."""
+
+
+def reconcile(world: World, now: float, rules: Rules) -> tuple[Decision, ...]:
+    """Say how to bring every job closer to running on the nodes that answer."""
+    look = Look(world, now, rules)
+    lost = _about_nodes(look.lost_idle_nodes())
+    jobs = [
+        Decision(job.id, actions, because_of(actions))
+        for job in by_turn(world.jobs)
+        if (actions := _about(look, job))
+    ]
+    return (*lost, *jobs, *_about_nodes(look.settled_nodes()))
+
+
+def _about_nodes(marks: Iterable[MarkNode]) -> list[Decision]:
+    return [Decision(None, (mark,), mark.because) for mark in marks]
+
+
+def _about(look: Look, job: Job) -> Actions:
+    """What to do about ``job``."""
+    if job.state.is_over:
+        return ()
+    if job.cancel_wanted:
+        return close(look, job, JobState.CANCELLED, Reason.USER, "Cancelled by the user.")
+    if job.state is JobState.PAUSED:
+        return ()
+    if job.current is None:
+        return follow(look, job)
+    if job.current.is_launched:
+        return _watch(look, job, job.current)
+    return _prepare(look, job, job.current)
+
+
+# --- A planned generation: listing, settling, launch -------------------------------------------
+
+
+def _prepare(look: Look, job: Job, planned: Generation) -> Actions:
+    """Launch, when the folder is listed and losses and joins have settled."""
+    nodes = look.pool.offer(job)
+    look.pool.take(job, nodes)
+    if fault := _listing_fault(look, planned):
+        above = planned.found.newest_marker if planned.found else 0
+        return end(look, job, fault, above)
+    if len(nodes) < job.spec.nodes.min:
+        if look.pool.could_answer(job) >= job.spec.nodes.min:
+            return ()
+        return end(look, job, Fault(Reason.NODE_LOST, False, "VMs were lost before the launch"))
+    if planned.found is None or not _has_settled(look, job, nodes):
+        return ()
+    found = resume.newest(job)
+    if found and found.step >= job.spec.steps:
+        return succeed(look, job, found)
+    if found is None and resume.has_trained(job):
+        because = "No complete checkpoint is left to go on from."
+        return close(look, job, JobState.FAILED, Reason.CHECKPOINT_DAMAGED, because)
+    choice = choice_for(job, nodes)
+    if found is None or choice is None:
+        return _launch_first_weights(look, job, planned, nodes)
+    if isinstance(choice, Choice):
+        return _launch(look, job, planned, nodes, choice, found)
+    return end(look, job, Fault(Reason.NO_PLAN_FITS, False, choice.because))
+
+
+def _listing_fault(look: Look, planned: Generation) -> Fault | None:
+    """Why this number cannot be launched."""
+    looker = planned.look_node
+    if look.pool.find(looker or "", planned.look_incarnation or "") is None:
+        because = f"{looker} was lost while it listed the checkpoint folder"
+        return Fault(Reason.NODE_LOST, False, because)
+    if (found := planned.found) is None:
+        bound = look.rules.look_deadline
+        if look.now <= planned.created_at + bound:
+            return None
+        because = f"{looker} did not list the checkpoint folder within {seconds(bound)}"
+        return Fault(Reason.CHECKPOINT_UNREACHABLE, False, because)
+    if found.error is not None:
+        because = f"{looker} cannot list the checkpoint folder: {found.error}"
+        return Fault(Reason.CHECKPOINT_UNREACHABLE, False, because)
+    if found.newest_marker >= planned.number:
+        because = f"Generation {found.newest_marker} stands in the checkpoint folder already"
+        return Fault(Reason.LAUNCHING, False, because)
+    return None
+
+
+def _has_settled(look: Look, job: Job, nodes: tuple[Node, ...]) -> bool:
+    """No loss just now; and no join just now, where a start below the most nodes could use it."""
+    if look.now < look.world.last_loss_at + look.rules.coalesce:
+        return False
+    is_full = job.spec.nodes.max is not None and len(nodes) >= job.spec.nodes.max
+    if job.state is not JobState.STARTING or job.costs is None or is_full:
+        return True
+    settle = look.rules.settle
+    joined = sorted(node.registered_at for node in nodes)
+    enough_at = joined[job.spec.nodes.min - 1]
+    return look.now >= min(joined[-1] + settle, enough_at + SETTLE_AT_MOST * settle)
+
+
+def _launch(
+    look: Look,
+    job: Job,
+    planned: Generation,
+    nodes: tuple[Node, ...],
+    choice: Choice,
+    found: Checkpoint,
+) -> Actions:
+    seated = seats(job, nodes, choice.shape)
+    used = {(seat.node, seat.incarnation) for seat in seated}
+    look.working |= used
+    because = launch_sentence(job, choice.shape, found, nodes, len(used), look.pool)
+    launch = Launch(
+        job=job.id,
+        number=planned.number,
+        kind="train",
+        shape=choice.shape,
+        cuts=choice.cuts,
+        seats=seated,
+        resumed_from=ResumedFrom(step=found.step, generation=found.generation, folder=found.folder),
+        because=because,
+        plan_because=choice.because,
+    )
+    return launch, *say(job, job.state, job.reason, because)
+
+
+def _launch_first_weights(
+    look: Look, job: Job, planned: Generation, nodes: tuple[Node, ...]
+) -> Actions:
+    """One seat builds the real model from the seed, measures it, and writes step 0."""
+    shape = Shape(depth=1, replicas=1, micro_batch=micro_batch_of(job))
+    seated = seats(job, nodes, shape)
+    look.working |= {(seat.node, seat.incarnation) for seat in seated}
+    because = f"Building and measuring the model on {seated[0].node}."
+    launch = Launch(
+        job=job.id,
+        number=planned.number,
+        kind="first_weights",
+        shape=shape,
+        cuts=(),
+        seats=seated,
+        resumed_from=None,
+        because=because,
+    )
+    return launch, *say(job, job.state, job.reason, because)
+
+
+# --- A launched generation: done, lost, at fault, or going on -----------------------------------
+
+
+def _watch(look: Look, job: Job, generation: Generation) -> Actions:
+    """Done? A node lost? A fault? Else go on with it."""
+    if generation.kind == "first_weights":
+        if job.costs is not None and resume.newest(job) is not None:
+            return end(look, job, Fault(Reason.DONE, False, "The model is built and measured"))
+    elif found := resume.final(job):
+        return succeed(look, job, found)
+    dead, silent = look.missing(generation)
+    if silent and not dead and not _goes_without(look, job, generation):
+        return hold(look, job, silent)
+    if dead or silent:
+        return _lose(look, job, generation, dead, silent)
+    suspects = look.suspects(generation)
+    if fault := fault_of(generation, job.spec.steps, suspects, look.now, look.rules):
+        return end(look, job, fault)
+    return _go_on(look, job, generation)
+
+
+def _goes_without(look: Look, job: Job, generation: Generation) -> bool:
+    """Whether silent nodes may be given up: others can follow, or nothing is held yet."""
+    launching = generation.state is GenerationState.LAUNCHING
+    return launching or len(look.pool.offer(job)) >= job.spec.nodes.min
+
+
+def _lose(
+    look: Look,
+    job: Job,
+    generation: Generation,
+    dead: dict[str, str],
+    silent: tuple[Node, ...],
+) -> Actions:
+    """The nodes are lost, and the generation with them."""
+    lost = dead | {node.name: look.silence_of(node) for node in silent}
+    marks: list[Action] = [
+        look.lose(node, lost[node.name]) for node in look.seated(generation) if node.name in lost
+    ]
+    because = loss_of(generation.nodes, look.pool)
+    return *marks, *end(look, job, Fault(Reason.NODE_LOST, False, because))
+
+
+def _go_on(look: Look, job: Job, generation: Generation) -> Actions:
+    """Say that it runs, once it does; then tidy up behind it."""
+    if generation.committed == 0:
+        return ()
+    spare = len(look.pool.offer(job)) - len(generation.nodes)
+    spares = f"; {count(spare, 'more VM')} ready, used at the next re-plan" if spare > 0 else ""
+    message = f"Running {generation.shape} on {count(len(generation.nodes), 'VM')}{spares}."
+    said = say(job, JobState.RUNNING, None, message)
+    if generation.state is GenerationState.LAUNCHING:
+        because = f"Step {generation.committed:,} is done on {generation.shape}."
+        state = GenerationState.RUNNING
+        return MoveGeneration(job.id, generation.number, state, because), *said
+    return said or _tidy(look, job, generation)
+
+
+def _tidy(look: Look, job: Job, generation: Generation) -> Actions:
+    """Order the deletion of what newer complete checkpoints have superseded."""
+    folders = resume.superseded(job)
+    answering = (n for n in look.seated(generation) if look.pool.answers(n.name, n.incarnation))
+    node = next(answering, None)
+    if not folders or node is None:
+        return ()
+    return (DeleteCheckpoints(job.id, generation.number, folders, node.name, node.incarnation),)

@@ -1,0 +1,65 @@
+"""The sentences of a job's life: cause, action, cost; past tense, numbers with units. PURE."""
+
+from controller.core.actions import Action, DeleteCheckpoints, MarkDone, MoveJob
+from controller.core.assign import Pool
+from controller.core.states import Reason
+from controller.core.words import count, listed
+from controller.core.world import Checkpoint, EndedGeneration, Job, Node
+from trainer.contract.spec import Shape
+
+
+def because_of(actions: tuple[Action, ...]) -> str:
+    """A decision's sentence: what is said of the job, else what its last action says."""
+    said = [action.message for action in actions if isinstance(action, MoveJob)]
+    if said:
+        return said[-1]
+    match actions[-1]:
+        case DeleteCheckpoints(folders=folders):
+            return f"Newer checkpoints are complete; deleting {listed(folders)}."
+        case MarkDone(folder=folder):
+            return f"The final checkpoint is {folder}."
+        case MoveJob(message=message):
+            return message
+        case other:
+            return other.because
+
+
+def launch_sentence(
+    job: Job, shape: Shape, found: Checkpoint, nodes: tuple[Node, ...], seated: int, pool: Pool
+) -> str:
+    """``3 of 8 VMs lost; re-planned 4x2 -> 5x1; resuming from step 1,240 (3 steps to redo).``
+
+    ``nodes``: what the job may use; ``seated``: how many of them the shape does use.
+    """
+    spare = len(nodes) - seated
+    spares = f", {count(spare, 'spare')}" if spare else ""
+    before = _last_that_ran(job)
+    if before is None or before.shape is None:
+        start = f" from step {found.step:,}" if found.step else ""
+        return f"Starting {shape} on {count(seated, 'VM')}{spares}{start}."
+    plan = f"re-planned {before.shape} -> {shape}" if shape != before.shape else f"keeping {shape}"
+    steps_lost = max(g.committed for g in job.past) - found.step
+    cost = f" ({count(steps_lost, 'step')} to redo)" if steps_lost > 0 else ""
+    return f"{_cause(job, pool)}; {plan}{spares}; resuming from step {found.step:,}{cost}."
+
+
+def loss(job: Job, pool: Pool) -> str:
+    """``3 of 8 VMs lost``: of those that ran last."""
+    return loss_of((_last_that_ran(job) or job.past[-1]).nodes, pool)
+
+
+def loss_of(nodes: tuple[tuple[str, str], ...], pool: Pool) -> str:
+    """``3 of 8 VMs lost``: of ``nodes``, who does not answer now."""
+    lost = sum(not pool.answers(*node) for node in nodes)
+    return f"{lost} of {count(len(nodes), 'VM')} lost" if lost else "VMs lost"
+
+
+def _cause(job: Job, pool: Pool) -> str:
+    last = job.past[-1]
+    return loss(job, pool) if last.reason is Reason.NODE_LOST else last.because.rstrip(".")
+
+
+def _last_that_ran(job: Job) -> EndedGeneration | None:
+    """The last generation that committed a step; else the last one launched to train."""
+    launched = [g for g in reversed(job.past) if g.launched and g.kind == "train"]
+    return next((g for g in launched if g.committed), launched[0] if launched else None)

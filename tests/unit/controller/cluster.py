@@ -1,0 +1,384 @@
+"""A cluster in memory: it carries out decisions to the letter and refuses unlawful ones, and brings
+facts about as agents and trainers would. Stories and properties are told on it; nothing sleeps.
+"""
+
+from dataclasses import replace
+
+from controller.core.actions import (
+    Action,
+    Condemn,
+    Decision,
+    DeleteCheckpoints,
+    EndGeneration,
+    Launch,
+    MarkDone,
+    MarkNode,
+    MoveGeneration,
+    MoveJob,
+    PlanGeneration,
+)
+from controller.core.reconcile import reconcile
+from controller.core.states import GenerationState, JobState, NodeState, move
+from controller.core.world import (
+    Checkpoint,
+    EndedGeneration,
+    Exit,
+    Found,
+    Generation,
+    Job,
+    Node,
+    Rules,
+    Seat,
+    World,
+)
+from tests.unit.controller.builders import costs_of
+from trainer.contract.checkpoints import FolderName
+from trainer.contract.progress import ExitCode, Failed, Halted, Phase
+from trainer.contract.topology import check_cuts
+
+
+class Cluster:
+    """Nodes, jobs and a clock."""
+
+    def __init__(self, *jobs: Job, nodes: int = 0, rules: Rules | None = None) -> None:
+        self.now = 1000.0
+        self.rules = rules or Rules()
+        self.nodes: dict[str, Node] = {}
+        self.jobs = {job.id: job for job in jobs}
+        self.layers = 6
+        self.grace_until = 0.0
+        self.last_loss_at = 0.0
+        self.mute: set[str] = set()
+        """Incarnations that are dead or frozen: they say nothing."""
+        self.told: list[str] = []
+        self.done: list[MarkDone] = []
+        self.unreachable = ""
+        """The error of every listing, when not empty."""
+        self.stranger = 0
+        """A generation number that somebody else left in the checkpoint folder."""
+        self._born = 0
+        for i in range(nodes):
+            self.join(f"vm-{i}")
+
+    # --- What is decided ------------------------------------------------------------------
+
+    @property
+    def world(self) -> World:
+        return World(
+            nodes=tuple(self.nodes.values()),
+            jobs=tuple(job for job in self.jobs.values() if not job.state.is_over),
+            grace_until=self.grace_until,
+            last_loss_at=self.last_loss_at,
+        )
+
+    def decide(self) -> tuple[Decision, ...]:
+        """One look; its decisions are carried out."""
+        decisions = reconcile(self.world, self.now, self.rules)
+        for decision in decisions:
+            assert decision.actions, "a decision does something"
+            assert decision.because.strip(), "a decision says why"
+            assert len(decision.because) < 600
+            self.told.append(decision.because)
+            for action in decision.actions:
+                self._carry_out(action)
+        return decisions
+
+    def settle(self) -> tuple[Decision, ...]:
+        """Look, and look again: the second look is quiet."""
+        first = self.decide()
+        again = reconcile(self.world, self.now, self.rules)
+        assert again == (), f"not quiet after {first}: {again}"
+        return first
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case MarkNode(name, incarnation, state):
+                node = self.nodes[name]
+                assert node.incarnation == incarnation
+                self.nodes[name] = replace(node, state=move(node.state, state))
+                if state.is_gone:
+                    del self.nodes[name]
+                    self.last_loss_at = self.now
+            case MoveJob(job_id, state, reason, message):
+                job = self._unfinished(job_id)
+                if state is not job.state:
+                    move(job.state, state)
+                entered = state is JobState.WAITING and job.state is not state
+                since = self.now if entered else job.waiting_since
+                since = since if state is JobState.WAITING else 0.0
+                assert message
+                self.jobs[job_id] = replace(
+                    job, state=state, reason=reason, message=message, waiting_since=since
+                )
+            case PlanGeneration(job_id, number, node_name, incarnation, because):
+                job = self._unfinished(job_id)
+                assert job.current is None and number > job.last_number
+                assert self.nodes[node_name].incarnation == incarnation
+                self.jobs[job_id] = replace(
+                    job, current=self._planned(number, node_name, incarnation, because)
+                )
+            case Launch():
+                self._launch(action)
+            case EndGeneration(job_id, number, reason, charged, because):
+                job = self._unfinished(job_id)
+                current = job.current
+                assert current is not None and current.number == number
+                move(current.state, GenerationState.ENDED)
+                over = EndedGeneration(
+                    number=number,
+                    kind=current.kind,
+                    resumed_from=current.resumed_from,
+                    committed=current.committed,
+                    charged=charged,
+                    ended_at=self.now,
+                    launched=bool(current.seats),
+                    reason=reason,
+                    because=because,
+                    shape=current.shape,
+                    nodes=current.nodes,
+                )
+                self.jobs[job_id] = replace(job, current=None, past=(*job.past, over))
+            case MoveGeneration(job_id, number, generation_state):
+                current = self.generation(job_id)
+                assert current.number == number
+                self._change(job_id, state=move(current.state, generation_state))
+            case Condemn(job_id, folder):
+                self._condemn(job_id, (folder,))
+            case DeleteCheckpoints(job_id, number, folders):
+                assert self.generation(job_id).number == number
+                self._condemn(job_id, folders)
+                assert any(c.complete and not c.condemned for c in self.jobs[job_id].checkpoints)
+            case MarkDone():
+                assert self.jobs[action.job].state is JobState.SUCCEEDED
+                self.done.append(action)
+
+    def _launch(self, action: Launch) -> None:
+        job = self._unfinished(action.job)
+        current = self.generation(action.job)
+        assert current.number == action.number and current.state is GenerationState.PLANNED
+        assert len(action.seats) == action.shape.world == len(set(action.seats))
+        others = [
+            node
+            for other in self.jobs.values()
+            if other.id != action.job and other.current and other.current.is_launched
+            for node in other.current.nodes
+        ]
+        for seat in action.seats:
+            node = self.nodes[seat.node]
+            assert node.incarnation == seat.incarnation, "a launch never seats a gone node"
+            assert (seat.node, seat.incarnation) not in others, "a node works for one job"
+            assert seat.device < node.devices
+        used = {seat.node for seat in action.seats}
+        assert job.spec.nodes.max is None or len(used) <= job.spec.nodes.max
+        if action.kind == "train":
+            assert action.resumed_from and job.costs
+            check_cuts(action.cuts, len(job.costs.layers), action.shape.depth)
+            folder = action.resumed_from.folder
+            loaded = next(c for c in job.checkpoints if c.folder == folder)
+            assert loaded.complete and not loaded.condemned
+        self._change(
+            action.job,
+            state=move(current.state, GenerationState.LAUNCHING),
+            kind=action.kind,
+            shape=action.shape,
+            cuts=action.cuts,
+            resumed_from=action.resumed_from,
+            launched_at=self.now,
+            because=action.because,
+            seats=tuple(
+                Seat(rank, s.node, s.incarnation, s.device) for rank, s in enumerate(action.seats)
+            ),
+        )
+
+    def _planned(self, number: int, node: str, incarnation: str, because: str) -> Generation:
+        return Generation(
+            number=number,
+            kind="train",
+            state=GenerationState.PLANNED,
+            shape=None,
+            cuts=(),
+            seats=(),
+            resumed_from=None,
+            look_node=node,
+            look_incarnation=incarnation,
+            found=None,
+            created_at=self.now,
+            launched_at=0.0,
+            committed=0,
+            committed_at=0.0,
+            finished=False,
+            because=because,
+        )
+
+    # --- Facts: nodes ---------------------------------------------------------------------
+
+    def join(self, name: str, *, devices: int = 1, kind: str = "cpu") -> None:
+        """An agent registers; an older incarnation of its name is closed."""
+        self._born += 1
+        if name in self.nodes:
+            self.last_loss_at = self.now
+        self.nodes[name] = Node(
+            name=name,
+            incarnation=f"{name}#{self._born}",
+            state=NodeState.JOINING,
+            devices=devices,
+            device_kind=kind,
+            device_memory_bytes=0,
+            data_host="127.0.0.1",
+            store_port=1,
+            heard_at=self.now,
+            registered_at=self.now,
+        )
+
+    def pass_time(self, seconds: float) -> None:
+        """Every agent that is not mute beats."""
+        self.now = round(self.now + seconds, 3)
+        for name, node in self.nodes.items():
+            if node.incarnation not in self.mute:
+                self.nodes[name] = replace(node, heard_at=self.now, suspect_since=None)
+
+    def kill(self, *names: str) -> None:
+        """SIGKILL without notice: order requests break; living peers halt and name the dead."""
+        for name in names:
+            node = self.nodes[name]
+            self.mute.add(node.incarnation)
+            self.nodes[name] = replace(node, suspect_since=self.now)
+        for job in self.jobs.values():
+            if job.current and job.current.is_launched:
+                self._peers_halt(job.id, set(names))
+
+    def _peers_halt(self, job_id: str, names: set[str]) -> None:
+        seats = self.generation(job_id).seats
+        ranks = tuple(seat.rank for seat in seats if seat.node in names)
+        if ranks:
+            for seat in seats:
+                if seat.incarnation not in self.mute:
+                    self.halt(job_id, seat.rank, *ranks)
+
+    def freeze(self, *names: str) -> None:
+        """SIGSTOP: nothing breaks, nothing is said."""
+        self.mute |= {self.nodes[name].incarnation for name in names}
+
+    def thaw(self, *names: str) -> None:
+        self.mute -= {self.nodes[name].incarnation for name in names}
+
+    def break_requests(self, *names: str) -> None:
+        """Order requests break: a proxy reloads, or we were cut off."""
+        for name in names:
+            self.nodes[name] = replace(self.nodes[name], suspect_since=self.now)
+
+    # --- Facts: trainers ------------------------------------------------------------------
+
+    def generation(self, job_id: str = "job_a") -> Generation:
+        current = self.jobs[job_id].current
+        assert current is not None, self.jobs[job_id]
+        return current
+
+    def work(self, job_id: str = "job_a", save_every: int = 10) -> None:
+        """What comes next by itself: a listing, the first weights, or a step."""
+        job = self.jobs[job_id]
+        if job.state.is_over or job.current is None:
+            return
+        if job.current.state is GenerationState.PLANNED:
+            self.list_folder(job_id)
+        elif self._is_whole(job.current):
+            if job.current.kind == "first_weights":
+                self.jobs[job_id] = replace(job, costs=costs_of(self.layers))
+                self.save(job_id, 0)
+            else:
+                self.step(job_id, save_every=save_every)
+
+    def list_folder(self, job_id: str = "job_a") -> None:
+        """The planned generation's node says what the folder holds, if it lives."""
+        current = self.generation(job_id)
+        if current.look_incarnation in self.mute:
+            return
+        newest = max(self.jobs[job_id].past, key=lambda g: g.number, default=None)
+        known = newest.number if newest and newest.launched else 0
+        found = Found(max(known, self.stranger), self.unreachable or None, self.now)
+        self._change(job_id, found=found)
+
+    def step(self, job_id: str = "job_a", steps: int = 1, save_every: int = 10) -> None:
+        """All ranks commit so many steps."""
+        for _ in range(steps):
+            current = self.generation(job_id)
+            last = self.jobs[job_id].spec.steps
+            resumed = current.resumed_from
+            done = max(current.committed, resumed.step if resumed else 0) + 1
+            if done > last:
+                return
+            self._change(
+                job_id,
+                committed=done,
+                committed_at=self.now,
+                seats=tuple(
+                    replace(s, applied=done, phase=Phase.STEP, phase_at=self.now)
+                    for s in current.seats
+                ),
+            )
+            if done % save_every == 0 or done == last:
+                self.save(job_id, done)
+
+    def save(self, job_id: str, step: int, *, complete: bool = True) -> None:
+        """The current generation's checkpoint of ``step`` becomes known."""
+        job, current = self.jobs[job_id], self.generation(job_id)
+        folder = str(FolderName(step, current.number))
+        found = Checkpoint(folder, step, current.number, complete)
+        others = tuple(c for c in job.checkpoints if c.folder != folder)
+        self.jobs[job_id] = replace(job, checkpoints=(*others, found))
+
+    def halt(self, job_id: str, rank: int, *suspects: int) -> None:
+        halted = Halted(applied=0, prepared=0, cause="a link broke", suspects=suspects)
+        self._change_seat(job_id, rank, halted=halted, halted_at=self.now, phase=Phase.HALTED)
+
+    def fail(
+        self, rank: int, code: ExitCode, message: str = "it broke", job_id: str = "job_a"
+    ) -> None:
+        """A trainer says why it cannot go on, and exits."""
+        end = Exit(code=int(code), signal=None, log_tail="", at=self.now)
+        self._change_seat(job_id, rank, failed=Failed(code=code, message=message), exit=end)
+
+    def exit(
+        self, rank: int, code: int | None = None, signal: int | None = None, log_tail: str = ""
+    ) -> None:
+        """A trainer's process is gone without a word."""
+        self._change_seat("job_a", rank, exit=Exit(code, signal, log_tail, self.now))
+
+    def cancel(self, job_id: str = "job_a") -> None:
+        self.jobs[job_id] = replace(self.jobs[job_id], cancel_wanted=True)
+
+    def _is_whole(self, generation: Generation) -> bool:
+        """Every rank lives, none has halted or ended."""
+        return all(
+            seat.incarnation not in self.mute
+            and self.nodes.get(seat.node) is not None
+            and self.nodes[seat.node].incarnation == seat.incarnation
+            and not (seat.halted or seat.exit or seat.failed)
+            for seat in generation.seats
+        )
+
+    def _unfinished(self, job_id: str) -> Job:
+        job = self.jobs[job_id]
+        assert not job.state.is_over, "no action touches a finished job"
+        return job
+
+    def _condemn(self, job_id: str, folders: tuple[str, ...]) -> None:
+        job = self._unfinished(job_id)
+        self.jobs[job_id] = replace(
+            job,
+            checkpoints=tuple(
+                replace(c, condemned=c.condemned or c.folder in folders) for c in job.checkpoints
+            ),
+        )
+
+    def _change(self, job_id: str, **changes: object) -> None:
+        current = self.generation(job_id)
+        changed = replace(current, **changes)  # type: ignore[arg-type]
+        self.jobs[job_id] = replace(self.jobs[job_id], current=changed)
+
+    def _change_seat(self, job_id: str, rank: int, **changes: object) -> None:
+        seats = tuple(
+            replace(seat, **changes) if seat.rank == rank else seat  # type: ignore[arg-type]
+            for seat in self.generation(job_id).seats
+        )
+        self._change(job_id, seats=seats)
