@@ -1,0 +1,51 @@
+"""What an agent has to tell, numbered, kept until the controller says that it is durable. PURE."""
+
+from collections import deque
+
+from agent.wire import Report, ReportBody
+
+_MOST_AT_ONCE = 500
+
+
+class Outbox:
+    """Reports numbered from 1 for one incarnation; none is forgotten before it is acknowledged."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Report] = deque()
+        self._last = 0
+
+    def add(self, body: ReportBody) -> None:
+        """Number ``body`` and keep it."""
+        self._last += 1
+        self._waiting.append(Report(number=self._last, body=body))
+
+    def next_batch(self) -> tuple[Report, ...]:
+        """The oldest that are not durable, without a gap; the same ones until they are."""
+        return tuple(self._waiting[i] for i in range(min(len(self._waiting), _MOST_AT_ONCE)))
+
+    def acknowledge(self, durable: int) -> None:
+        """All up to ``durable`` may be forgotten. A lower number than before changes nothing."""
+        while self._waiting and self._waiting[0].number <= durable:
+            self._waiting.popleft()
+
+    def resume(self, durable: int) -> bool:
+        """Go on at a controller that says it holds reports up to ``durable``.
+
+        Whether it holds less than was acknowledged: its store is an old copy, and what waits gets
+        the numbers after ``durable``.
+        """
+        is_old_copy = durable < self._last - len(self._waiting)
+        if is_old_copy:
+            bodies = [report.body for report in self._waiting]
+            self._waiting.clear()
+            self._last = durable
+            for body in bodies:
+                self.add(body)
+        else:
+            self.acknowledge(durable)
+        return is_old_copy
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that was told is durable."""
+        return not self._waiting
