@@ -8,7 +8,8 @@ SHA-256 it was written with.
     CheckpointError
       DamagedError        the content of a file is wrong: go back to another checkpoint
       UnreachableError    a file is missing or cannot be read: may pass
-      SaveError           the part could not be written (a full disk, say); nothing of it is left
+      SaveError           a part or marker could not be written (a full disk, say); nothing of
+                          it is left
 """
 
 import hashlib
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from trainer.contract import checkpoints
 from trainer.contract.checkpoints import (
     OTHER_CONTENT,
     LayerFile,
@@ -30,10 +32,10 @@ from trainer.contract.checkpoints import (
     part_file,
     read_folder,
     write_json,
-    write_marker,
 )
 from trainer.contract.durable import sync_folder, temporary_name, write_synced
 from trainer.contract.progress import PartWritten
+from trainer.contract.spec import ResumedFrom
 from trainer.layerfile import LayerState, decode, encode
 
 __all__ = [
@@ -67,7 +69,16 @@ class UnreachableError(CheckpointError):
 
 
 class SaveError(CheckpointError):
-    """A part could not be written."""
+    """A part or a marker could not be written."""
+
+
+def write_marker(root: str | Path, generation: int, resumed_from: ResumedFrom | None) -> None:
+    """Say in ``root`` that ``generation`` begins; durable on return. Raises SaveError."""
+    try:
+        checkpoints.write_marker(root, generation, resumed_from)
+    except OSError as error:
+        marker = Path(root) / checkpoints.marker_file(generation)
+        raise SaveError(marker, f"could not be written: {error.strerror}") from error
 
 
 def write_part(

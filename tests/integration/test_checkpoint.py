@@ -21,6 +21,7 @@ from trainer.checkpoint import (
     UnreachableError,
     read_header,
     read_layers,
+    write_marker,
     write_part,
 )
 from trainer.contract.checkpoints import DataPosition, PartHeader, complete, scan
@@ -286,3 +287,5 @@ def test_a_root_that_is_no_folder_fails_the_save(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SaveError, match="Not a directory"):
         save(tmp_path / "file", trained_states())
+    with pytest.raises(SaveError, match=r"gen-3\.json could not be written"):
+        write_marker(tmp_path / "file", 3, None)

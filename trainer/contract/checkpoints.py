@@ -247,10 +247,11 @@ class Checkpoint:
 # --- Listing ---------------------------------------------------------------------------------
 
 
-def scan(root: str | Path, layer_count: int | None = None) -> Listing:
+def scan(root: str | Path, layer_count: int | None = None, *, check_sizes: bool = True) -> Listing:
     """List the job's folder ``root``; ``layer_count``, when known, condemns parts of another model.
 
     A missing folder is an empty one. Raises OSError only when ``root`` itself cannot be read.
+    Without ``check_sizes`` the layer files are not looked at; then the caller checks them.
     """
     root = Path(root)
     parts: list[Part] = []
@@ -262,7 +263,7 @@ def scan(root: str | Path, layer_count: int | None = None) -> Listing:
         try:
             if folder := FolderName.parse(name):
                 numbers.append(folder.generation)
-                found, wrong = read_folder(root / name, layer_count)
+                found, wrong = read_folder(root / name, layer_count, check_sizes=check_sizes)
                 parts += found
                 skipped += (replace(s, path=f"{name}/{s.path}") for s in wrong)
             elif match := _MARKER.fullmatch(name):
@@ -277,7 +278,7 @@ def scan(root: str | Path, layer_count: int | None = None) -> Listing:
 
 
 def read_folder(
-    path: Path, layer_count: int | None = None
+    path: Path, layer_count: int | None = None, *, check_sizes: bool = True
 ) -> tuple[tuple[Part, ...], tuple[Skipped, ...]]:
     """The usable parts of one checkpoint folder by rank, and what is skipped of it and why.
 
@@ -291,7 +292,10 @@ def read_folder(
         raise _unreadable(path, error) from error
     for match in filter(None, map(_PART.fullmatch, names)):
         try:
-            parts.append(_read_part(path, int(match[1]), layer_count))
+            part = _read_part(path, int(match[1]), layer_count)
+            for file in part.files if check_sizes else ():
+                check_size(path, file)
+            parts.append(part)
         except Unusable as unusable:
             skipped.append(unusable.skipped)
     agreeing, odd = _that_agree(sorted(parts, key=lambda p: p.rank))
@@ -306,15 +310,12 @@ def _names(path: Path) -> list[str]:
 
 
 def _read_part(folder: Path, rank: int, layer_count: int | None) -> Part:
-    """The part of ``rank``, its files there with the right size."""
     path = folder / part_file(rank)
     part = _read_json(path, Part)
     if part.folder != folder.name or part.rank != rank:
         raise Unusable(path, f"is rank {part.rank}'s of {part.folder}")
     if layer_count is not None and part.layer_count != layer_count:
         raise Unusable(path, f"is of a model with {part.layer_count} layers, not {layer_count}")
-    for file in part.files:
-        check_size(folder, file)
     return part
 
 
