@@ -1,6 +1,7 @@
 """Nodes and their incarnations: coming up, being heard, and the orders that wait for them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -9,7 +10,7 @@ from controller.core.states import GenerationState, NodeState
 from controller.store import events
 from controller.store.events import EventType
 from controller.store.rows import changed
-from controller.store.tables import generations, nodes, orders
+from controller.store.tables import generations, nodes, orders, seats
 
 GONE = [state.value for state in NodeState if state.is_gone]
 
@@ -149,3 +150,24 @@ def standing_orders(
         .order_by(orders.c.number)
     )
     return tuple(wire.Order.model_validate({"number": r.number, "body": r.body}) for r in rows)
+
+
+def holds_seat(
+    connection: sa.Connection, node: str, incarnation: str, job: str, generation: int, rank: int
+) -> bool:
+    """Whether that rank was given to this incarnation."""
+    found = connection.execute(
+        sa.select(seats.c.rank).where(
+            seats.c.job == job,
+            seats.c.generation == generation,
+            seats.c.rank == rank,
+            seats.c.node == node,
+            seats.c.incarnation == incarnation,
+        )
+    )
+    return found.first() is not None
+
+
+def live_nodes(connection: sa.Connection) -> Sequence[Any]:
+    """The rows of incarnations that are not gone."""
+    return connection.execute(sa.select(nodes).where(nodes.c.state.not_in(GONE))).all()

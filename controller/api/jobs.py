@@ -1,0 +1,332 @@
+"""Jobs: submit, list, look at, cancel, drill."""
+
+import hashlib
+import random
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Any
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+
+from agent import wire
+from controller.api import schemas, views
+from controller.api.auth import Caller
+from controller.api.deps import Here, job_row
+from controller.api.errors import ProblemException, StrictRoute, refuse_spec, strict_json
+from controller.bell import FEED, RECONCILER
+from controller.cloud.local import kill_tree
+from controller.core.jobspec import JobSpec
+from controller.core.states import JobState
+from controller.parts import Parts
+from controller.specfile import BadSpecError, SpecError, read_object, read_yaml
+from controller.store import events, jobs, nodes
+from controller.store.events import EventType
+from controller.store.tables import bundles
+from trainer.contract.builtins import layer_count
+
+router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], route_class=StrictRoute)
+Limit = Annotated[int, Query(ge=1, le=1000)]
+_YAML = ("application/yaml", "application/x-yaml", "text/yaml")
+
+
+# ---- submit
+
+
+async def asked(request: Request) -> tuple[JobSpec, str]:
+    """The spec in the body, checked, and the body's hash."""
+    body = await request.body()
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    try:
+        if kind in _YAML:
+            spec, below = read_yaml(_text(body)), ""
+        else:
+            spec, below = read_object(_spec_in(body)), "/spec"
+    except BadSpecError as bad:
+        raise refuse_spec(bad, "" if kind in _YAML else "/spec") from None
+    if wrong := check_spec(spec):
+        raise refuse_spec(BadSpecError(wrong), below)
+    return spec, hashlib.sha256(kind.encode() + b"\0" + body).hexdigest()
+
+
+def _text(body: bytes) -> str:
+    try:
+        return body.decode()
+    except UnicodeError:
+        raise ProblemException(422, "The body is not UTF-8.") from None
+
+
+def _spec_in(body: bytes) -> Any:
+    try:
+        given = strict_json(body)
+    except ValueError as error:
+        raise ProblemException(422, f"The body is not JSON: {error}") from None
+    if not isinstance(given, dict) or set(given) != {"spec"}:
+        raise ProblemException(422, 'The body must be {"spec": {…}} and nothing else.')
+    return given["spec"]
+
+
+def check_spec(spec: JobSpec) -> list[SpecError]:
+    """What is wrong with it beyond its form, as far as that is known before a node has looked."""
+    if not spec.program.startswith("builtin:"):
+        if spec.bundle is None and not (spec.workdir or "").startswith("/"):
+            message = "A program file needs a `bundle` (or an absolute `workdir` on every VM)"
+            return [SpecError("/program", None, message, "`varuna submit` packs and uploads it.")]
+        return []
+    try:
+        layers = layer_count(spec.program.removeprefix("builtin:"), spec.args)
+    except ValueError as wrong:
+        place = "/args/layers" if "args" in str(wrong) else "/program"
+        return [SpecError(place, None, str(wrong)[0].upper() + str(wrong)[1:])]
+    depth = spec.plan.depth
+    if depth != "auto" and depth.min > layers:
+        message = f"`plan.depth` {depth.min} is more than the program's {layers} layers"
+        return [SpecError("/plan/depth", None, message, f"Give at most {layers}, or auto.")]
+    return []
+
+
+@router.post("", status_code=201, response_model=schemas.JobView, openapi_extra={
+    "requestBody": {"required": True, "content": {
+        "application/json": {"schema": schemas.SubmitRequest.model_json_schema()},
+        "application/yaml": {"schema": {"type": "string"}},
+    }},
+})  # fmt: skip
+def submit(
+    here: Here,
+    spec_and_hash: Annotated[tuple[JobSpec, str], Depends(asked)],
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+) -> Response:
+    """A new job; it waits until the reconciler has looked."""
+    spec, body_hash = spec_and_hash
+    at = here.clock.now()
+
+    def work(connection: sa.Connection) -> jobs.Remembered:
+        if idempotency_key:
+            known = jobs.remembered(connection, idempotency_key, body_hash)
+            if known:
+                return known
+        _need_bundle(connection, spec)
+        job = jobs.new_job_id(at)
+        jobs.submit(connection, job, spec, at)
+        view = views.job_view(connection, job_row(connection, job))
+        first = jobs.Remembered(job, view.model_dump_json())
+        if idempotency_key:
+            jobs.remember(connection, idempotency_key, body_hash, first, at)
+        return first
+
+    try:
+        answer = here.store.write(work).result()
+    except jobs.NameTakenError as taken:
+        raise ProblemException(409, f"{str(taken).capitalize()}.") from None
+    except jobs.KeyReusedError as reused:
+        raise ProblemException(422, f"{str(reused).capitalize()}.") from None
+    _ring(here)
+    return Response(
+        answer.answer,
+        status_code=201,
+        media_type="application/json",
+        headers={"Location": f"/api/v1/jobs/{answer.job}"},
+    )
+
+
+def _need_bundle(connection: sa.Connection, spec: JobSpec) -> None:
+    known = sa.select(bundles.c.digest).where(bundles.c.digest == spec.bundle)
+    if spec.bundle is not None and connection.execute(known).first() is None:
+        raise ProblemException(422, f"Bundle {spec.bundle} was not uploaded.")
+
+
+def _ring(here: Parts) -> None:
+    """From a worker thread: the bell is the loop's."""
+    here.loop.call_soon_threadsafe(here.bell.ring, RECONCILER, FEED)
+
+
+# ---- look
+
+
+@router.get("")
+def list_jobs(
+    here: Here,
+    state: Annotated[list[JobState], Query()] = [],  # noqa: B006
+    all: bool = False,
+    after: str | None = None,
+    limit: Limit = 50,
+) -> schemas.Page[schemas.JobView]:
+    """Newest first; without ``state`` or ``all`` those that are not over."""
+    states = state or ([] if all else [s for s in JobState if not s.is_over])
+    with here.store.read() as connection:
+        rows = jobs.listed(connection, states=states, before=after, limit=limit + 1)
+        items = views.job_views(connection, rows[:limit])
+    return schemas.Page(items=items, next=items[-1].id if len(rows) > limit else None)
+
+
+@router.get("/{job}")
+def one_job(here: Here, job: str) -> schemas.JobView:
+    """One job."""
+    with here.store.read() as connection:
+        return views.job_view(connection, job_row(connection, job))
+
+
+@router.get("/{job}/events")
+def job_events(
+    here: Here,
+    job: str,
+    after: Annotated[int, Query(ge=0)] = 0,
+    limit: Limit = 50,
+    type: EventType | None = None,
+    last: Annotated[int | None, Query(ge=1, le=1000)] = None,
+) -> schemas.Page[schemas.EventView]:
+    """What has happened to it."""
+    with here.store.read() as connection:
+        row = job_row(connection, job)
+        return event_page(connection, row.id, after, limit, type, last)
+
+
+def event_page(
+    connection: sa.Connection,
+    job: str | None,
+    after: int,
+    limit: int,
+    type_: EventType | None,
+    last: int | None,
+) -> schemas.Page[schemas.EventView]:
+    """A page of events; ``next`` when there may be more."""
+    items = views.event_views(
+        connection,
+        job=job,
+        after=after,
+        limit=last or limit,
+        type_=type_.value if type_ else None,
+        newest=last is not None,
+    )
+    more = last is None and len(items) == limit
+    return schemas.Page(items=items, next=items[-1].seq if more else None)
+
+
+@router.get("/{job}/generations")
+def job_generations(here: Here, job: str) -> schemas.Page[schemas.GenerationView]:
+    """All launches, by number."""
+    with here.store.read() as connection:
+        row = job_row(connection, job)
+        return schemas.Page(items=views.generation_views(connection, row.id))
+
+
+@router.get("/{job}/checkpoints")
+def job_checkpoints(here: Here, job: str) -> schemas.Page[schemas.CheckpointView]:
+    """All folders that are known of, by step."""
+    with here.store.read() as connection:
+        row = job_row(connection, job)
+        return schemas.Page(items=views.checkpoint_views(connection, row.id))
+
+
+@router.get("/{job}/recoveries")
+def job_recoveries(here: Here, job: str) -> schemas.Page[schemas.RecoveryView]:
+    """What each loss cost."""
+    with here.store.read() as connection:
+        row = job_row(connection, job)
+        return schemas.Page(items=views.recovery_views(connection, row.id))
+
+
+@router.get("/{job}/series")
+def job_series(
+    here: Here, job: str, points: Annotated[int, Query(ge=10, le=10_000)] = 1000
+) -> schemas.SeriesView:
+    """Loss, speed and capacity over time."""
+    with here.store.read() as connection:
+        return views.series_view(connection, job_row(connection, job), points)
+
+
+@router.get("/{job}/ledger")
+def job_ledger(here: Here, job: str) -> schemas.LedgerView:
+    """The proof that every sample was committed once."""
+    with here.store.read() as connection:
+        return views.ledger_view(connection, job_row(connection, job))
+
+
+@router.get("/{job}/logs")
+def job_logs(
+    here: Here,
+    job: str,
+    rank: Annotated[int | None, Query(ge=0)] = None,
+    generation: Annotated[int | None, Query(ge=1)] = None,
+    tail: Annotated[int, Query(ge=0, le=100_000)] = 200,
+    offset: Annotated[int | None, Query(ge=0)] = None,
+) -> schemas.LogView:
+    """One rank's log (default: the newest launch's last stage of replica 0): its tail, or from
+    ``offset`` on.
+    """
+    with here.store.read() as connection:
+        row = job_row(connection, job)
+        seat = views.log_seat(connection, row.id, generation, rank)
+    if seat is None:
+        raise ProblemException(404, "There is no such rank (yet).")
+    if offset is None:
+        piece = here.logs.tail(row.id, seat.generation, seat.rank, tail)
+    else:
+        piece = here.logs.read(row.id, seat.generation, seat.rank, offset)
+    return schemas.LogView(
+        generation=seat.generation,
+        rank=seat.rank,
+        node=seat.node,
+        offset=piece.offset,
+        next_offset=piece.next_offset,
+        text=piece.text,
+        over=seat.over,
+    )
+
+
+# ---- act
+
+
+@router.post("/{job}/actions/cancel", status_code=202)
+def cancel(here: Here, by: Caller, job: str) -> schemas.JobView:
+    """The wish is durable first; the reconciler carries it out. Again is no error."""
+    at = here.clock.now()
+
+    def work(connection: sa.Connection) -> schemas.JobView:
+        row = job_row(connection, job)
+        jobs.cancel(connection, row.id, by.label, at)
+        return views.job_view(connection, job_row(connection, row.id))
+
+    view = here.store.write(work).result()
+    _ring(here)
+    return view
+
+
+@router.post("/{job}/actions/evict", status_code=202)
+def evict(here: Here, job: str, drill: schemas.EvictRequest) -> schemas.EvictAnswer:
+    """A drill: agents on this machine are killed like VMs that are reclaimed without notice."""
+    with here.store.read() as connection:
+        row = job_row(connection, job)
+        facts = {node.name: wire.Facts.model_validate(node.facts)
+                 for node in nodes.live_nodes(connection)}  # fmt: skip
+        seated = views.seated_names(connection, row.id)
+    taken = _whom(drill, seated, facts)
+    far = [name for name in taken if facts[name].boot_id != here.boot_id]
+    if far:
+        what = f"{', '.join(far)} is not on the controller's machine; only local agents are killed."
+        raise ProblemException(409, what)
+    at = here.clock.now()
+    message = f"Drill: {', '.join(taken)} taken without notice."
+    here.store.write(
+        lambda c: events.record(
+            c, at, EventType.EVICTION_DRILL, message, job=row.id, nodes=list(taken)
+        )
+    ).result()
+    with ThreadPoolExecutor(len(taken)) as pool:
+        list(pool.map(kill_tree, [facts[name] for name in taken]))
+    _ring(here)
+    return schemas.EvictAnswer(nodes=tuple(taken))
+
+
+def _whom(
+    drill: schemas.EvictRequest, seated: Sequence[str], facts: dict[str, wire.Facts]
+) -> list[str]:
+    if drill.nodes:
+        if unknown := [name for name in drill.nodes if name not in facts]:
+            raise ProblemException(422, f"There is no live node {', '.join(unknown)}.")
+        return list(dict.fromkeys(drill.nodes))
+    candidates, wanted = sorted(set(seated) & set(facts)), drill.count or 1
+    if wanted > len(candidates):
+        what = f"The job has {len(candidates)} live nodes; {wanted} cannot be taken."
+        raise ProblemException(409, what)
+    return sorted(random.Random(drill.seed).sample(candidates, wanted))

@@ -1,0 +1,51 @@
+"""What the controller is made of, as one value that routers and pages are handed."""
+
+import asyncio
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from controller.bell import Bell
+from controller.clock import Clock
+from controller.logs import Logs
+from controller.presence import Presence
+from controller.settings import Settings
+from controller.store.engine import Store
+from controller.store.tokens import Tokens
+
+
+@dataclass
+class Parts:
+    """Built in :mod:`controller.app`, once per process."""
+
+    settings: Settings
+    clock: Clock
+    store: Store
+    tokens: Tokens
+    presence: Presence
+    bell: Bell
+    logs: Logs
+    loop: asyncio.AbstractEventLoop
+    boot_id: str
+    """Of the controller's machine."""
+    epoch: str = field(default_factory=lambda: secrets.token_hex(8))
+    """New at every start."""
+    closing: bool = False
+    """The end has begun: parked requests and streams are to end now."""
+    looked_at: float = 0.0
+    """When the reconciler last looked at the world."""
+
+    @property
+    def bundles(self) -> Path:
+        """Where uploaded bundles lie."""
+        return self.settings.data / "bundles"
+
+    def close_down(self) -> None:
+        """Let everybody who waits go; breaking requests are our own doing from now on."""
+        self.closing = True
+        self.bell.ring_all()
+
+
+def machine_boot_id() -> str:
+    """Equal on two processes = one machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

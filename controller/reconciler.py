@@ -1,0 +1,154 @@
+"""The heart: load the world, decide, record, wake those whose orders changed. Dull on purpose.
+
+    wake-up or tick -> World (rows + signs of life) -> core.reconcile -> each Decision recorded in
+    one fenced transaction -> bells ring -> again, until a look is quiet
+
+It holds nothing between two looks but times: a controller that starts again only loads the world.
+"""
+
+import asyncio
+import contextlib
+
+import structlog
+
+from controller.bell import FEED, RECONCILER
+from controller.core.actions import Decision
+from controller.core.reconcile import reconcile
+from controller.core.world import Generation, Job, Node, World
+from controller.parts import Parts
+from controller.store import events, nodes
+from controller.store.decisions import Fence, Here, Recorder
+from controller.store.engine import Urgency
+from controller.store.events import EventType
+from controller.store.rows import StaleError
+from controller.store.snapshot import Sign, Snapshots
+
+log = structlog.get_logger()
+
+NodeKey = tuple[str, str]
+_LOOKS = 20
+"""A tick that is not quiet after so many looks leaves the rest to the next one."""
+_FLUSH_SECONDS = 1.0
+
+
+class Reconciler:
+    """Ticks on wake-ups and every ``settings.tick`` seconds until the controller closes."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._rules = parts.settings.rules()
+        self._snapshots = Snapshots()
+        now = parts.clock.now()
+        self._grace_until = now + self._rules.lost_after
+        self._ticked_at = now
+        self._flushed_at = now
+
+    async def run(self) -> None:
+        """Until the controller closes."""
+        with self._parts.bell.listen(RECONCILER) as rung:
+            while not self._parts.closing:
+                rung.clear()
+                await self.tick()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(rung.wait(), self._parts.settings.tick)
+
+    async def tick(self) -> None:
+        """Look and record until a look is quiet. A failure is logged; the next tick tries again."""
+        now = self._parts.clock.now()
+        if now - self._ticked_at > self._rules.lost_after:
+            # We stood still, not they: everybody gets the time to be heard again.
+            self._grace_until = now + self._rules.lost_after
+        self._ticked_at = now
+        self._flush(now)
+        try:
+            for _ in range(_LOOKS):
+                signs = self._parts.presence.signs()
+                recorded = await asyncio.to_thread(self.look, signs, self._grace_until)
+                self._ring(recorded)
+                if not recorded:
+                    break
+        except Exception:
+            log.exception("tick_failed")
+        self._parts.looked_at = self._parts.clock.now()
+
+    def look(self, signs: dict[NodeKey, Sign], grace_until: float) -> list[Recorder]:
+        """One look: the decisions that were recorded. Runs in a thread."""
+        with self._parts.store.read() as connection:
+            world = self._snapshots.load(connection, signs, grace_until)
+        recorded = []
+        for decision in reconcile(world, self._parts.clock.now(), self._rules):
+            if not decision.actions:
+                continue
+            try:
+                recorded.append(self._record(world, decision))
+            except StaleError as stale:
+                log.info("decision_dropped", job=decision.job, because=str(stale))
+            else:
+                log.info("decided", job=decision.job, because=decision.because)
+        return recorded
+
+    def _record(self, world: World, decision: Decision) -> Recorder:
+        settings, now = self._parts.settings, self._parts.clock.now()
+        job = next((job for job in world.jobs if job.id == decision.job), None)
+        fence = Fence(job.id, job.state, job.last_number) if job else None
+        here = Here(self._parts.boot_id, settings.data.absolute() / "checkpoints")
+        loss_at = first_loss(world, job) if job else None
+
+        def work(connection: object) -> Recorder:
+            recorder = Recorder(connection, now, here)  # type: ignore[arg-type]
+            recorder.record(decision, fence, loss_at)
+            return recorder
+
+        return self._parts.store.write(work, Urgency.DECISION).result()
+
+    def _ring(self, recorded: list[Recorder]) -> None:
+        for recorder in recorded:
+            self._parts.presence.dismiss(recorder.lost)
+            self._parts.bell.ring_each(recorder.told | recorder.lost)
+        if recorded:
+            self._parts.bell.ring(FEED)
+
+    def _flush(self, now: float) -> None:
+        if now - self._flushed_at >= _FLUSH_SECONDS:
+            self._flushed_at = now
+            heard = {key: sign.heard_at for key, sign in self._parts.presence.signs().items()}
+            self._parts.store.write(lambda c: nodes.flush_heard(c, heard), Urgency.BEAT)
+
+
+def first_loss(world: World, job: Job) -> float | None:
+    """The first fact of the loss that stops the job's generation: an exit, a halt, a node that
+    broke off or fell silent.
+    """
+    if job.current is None or not job.current.seats:
+        return None
+    live = {(node.name, node.incarnation): node for node in world.nodes}
+    facts = [*_seat_facts(job.current), *_node_facts(world, job.current, live)]
+    return min((at for at in facts if at >= job.current.committed_at), default=None)
+
+
+def _seat_facts(generation: Generation) -> list[float]:
+    exits = [seat.exit.at for seat in generation.seats if seat.exit]
+    return exits + [seat.halted_at for seat in generation.seats if seat.halted]
+
+
+def _node_facts(world: World, generation: Generation, live: dict[NodeKey, Node]) -> list[float]:
+    facts = []
+    for seat in generation.seats:
+        node = live.get((seat.node, seat.incarnation))
+        if node is None:
+            facts.append(world.last_loss_at)
+        elif node.suspect_since is not None:
+            facts.append(node.suspect_since)
+    return facts
+
+
+async def say_started(parts: Parts) -> None:
+    """The event log tells when the controller was started."""
+    now = parts.clock.now()
+    await asyncio.wrap_future(
+        parts.store.write(
+            lambda c: events.record(
+                c, now, EventType.CONTROLLER_STARTED, "The controller was started."
+            )
+        )
+    )

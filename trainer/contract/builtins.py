@@ -1,0 +1,23 @@
+"""What is known of the builtin programs without torch, so that a spec can be refused at submit."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+GPT_LAYERS = 6
+"""``builtin:gpt`` without ``args.layers``."""
+
+_LAYERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "gpt": lambda args: args.get("layers", GPT_LAYERS),
+}
+_AROUND = 2
+"""An embedding before the blocks, a head after them."""
+
+
+def layer_count(name: str, args: Mapping[str, Any]) -> int:
+    """How many layers the builtin ``name`` has with ``args``; ValueError says what is wrong."""
+    if name not in _LAYERS:
+        raise ValueError(f"there is no builtin:{name}; there are: {', '.join(sorted(_LAYERS))}")
+    blocks = _LAYERS[name](args)
+    if isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1:
+        raise ValueError(f"`args.layers` must be a whole number of at least 1, not {blocks!r}")
+    return blocks + _AROUND
