@@ -1,0 +1,1 @@
+"""Programs that come with us, written as a user writes them: ``builtin:NAME`` is ``NAME.py``."""
