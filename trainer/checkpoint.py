@@ -33,7 +33,7 @@ from trainer.contract.checkpoints import (
     read_folder,
     write_json,
 )
-from trainer.contract.durable import sync_folder, temporary_name, write_synced
+from trainer.contract.durable import make_folder, sync_folder, temporary_name, write_synced
 from trainer.contract.progress import PartWritten
 from trainer.contract.spec import ResumedFrom
 from trainer.layerfile import LayerState, decode, encode
@@ -98,8 +98,7 @@ def write_part(
     if part.exists():
         raise SaveError(part, "is written already, and parts never change")
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        sync_folder(path.parent)
+        make_folder(path)
         written = [_write_layer(path, header.rank, layer, layers[layer]) for layer in layers]
         for file in mine:
             temporary_name(file).rename(file)

@@ -228,7 +228,7 @@ class LoadedProgram:
                 f"{self.name}: loss() gives {_kind(given)}; it must give the mean, "
                 "(sum, weight) or (sum, weight, metrics)"
             )
-        weight = self._number(given[1], "loss() gives a weight")
+        weight = self._number(given[1], "loss() gives for the weight")
         if not (math.isfinite(weight) and weight >= 0):
             raise ProgramError(f"{self.name}: loss() gives the weight {weight}")
         metrics = given[2] if len(given) == 3 else {}
@@ -288,11 +288,10 @@ class LoadedProgram:
         return loss.reshape(())
 
     def _number(self, value: Any, what: str) -> float:
-        if isinstance(value, Tensor) and value.numel() == 1:
-            return float(value.detach())
-        if isinstance(value, int | float) or hasattr(value, "__float__"):
-            return float(value)
-        raise ProgramError(f"{self.name}: {what} {_kind(value)}, not a number")
+        try:
+            return float(value.detach() if isinstance(value, Tensor) else value)
+        except (TypeError, ValueError, RuntimeError):
+            raise ProgramError(f"{self.name}: {what} {_kind(value)}, not a number") from None
 
     def _metric(self, name: str, value: Any, weight: float) -> tuple[float, float]:
         what = f"loss() gives for the metric {name!r}"
@@ -329,4 +328,7 @@ def _kind(value: Any) -> str:
     """What a value is, in words that fit after "gives"."""
     if isinstance(value, Tensor):
         return f"a tensor of {value.dtype} and shape {tuple(value.shape)}"
-    return "nothing" if value is None else f"a {type(value).__name__}"
+    if value is None:
+        return "nothing"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

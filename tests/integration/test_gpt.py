@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from trainer.contract.builtins import layer_count
 from trainer.contract.spec import Program, Training
 from trainer.contract.topology import MicroBatch
 from trainer.data import Batches
@@ -80,7 +81,7 @@ def test_the_weights_depend_on_the_seed_alone(text: Path) -> None:
 def test_it_builds_on_meta_with_a_tied_head_and_without_buffers(text: Path) -> None:
     with torch.device("meta"):
         layers = gpt(text).layers()
-    assert len(layers) == SMALL["layers"] + 2
+    assert len(layers) == layer_count("gpt", SMALL) == 4
     assert all(p.is_meta for layer in layers for p in layer.parameters())
     assert [b for layer in layers for b in layer.buffers()] == []
     assert layers[-1].weight is layers[0].tokens

@@ -74,8 +74,10 @@ def test_a_loss_that_is_not_finite_is_left_to_the_vote(tmp_path: Path) -> None:
         ("output", "loss() gives a tensor of torch.float32 and shape (4, 1), not one floating"),
         ("None", "loss() gives nothing; it must give the mean, (sum, weight)"),
         ("(output.sum(), -1)", "loss() gives the weight -1.0"),
-        ("(output.sum(), 'many')", "loss() gives a weight a str, not a number"),
-        ("(output.sum(), 1, 5)", "loss() gives metrics that are a int"),
+        ("(output.sum(), 'many')", "loss() gives for the weight a str, not a number"),
+        ("(output.sum(), output)", "loss() gives for the weight a tensor of torch.float32"),
+        ("(output.sum(), 1, {'a': output})", "for the metric 'a' a tensor of torch.float32"),
+        ("(output.sum(), 1, 5)", "loss() gives metrics that are an int"),
         ("output.sum().long()", "not one floating number"),
     ],
 )
@@ -147,7 +149,7 @@ def test_a_missing_function_is_named(tmp_path: Path, text: str, message: str) ->
     ("layers", "message"),
     [
         ("[]", "layers() gives no layer"),
-        ("3", "layers() gives a int, not a list of layers"),
+        ("3", "layers() gives an int, not a list of layers"),
         ("[nn.Tanh(), 'x']", "layers()[1] is a str, not an nn.Module"),
         ("[nn.Tanh()] * 2", "layers()[1] is the same object as an earlier layer"),
     ],

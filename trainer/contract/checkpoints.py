@@ -22,15 +22,15 @@ from typing import Annotated, Literal, Protocol, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from trainer.contract.durable import write_whole
+from trainer.contract.durable import make_folder, write_whole
 from trainer.contract.spec import Frozen, ResumedFrom, Shape
 
 DONE_FILE = "done.json"
 OTHER_CONTENT = "has another content than was written (its SHA-256 differs)"
 
-_FOLDER = re.compile(r"step-([0-9]{6,})\.g([1-9][0-9]*)(?:\.([a-z]+))?")
-_PART = re.compile(r"part-(0|[1-9][0-9]*)\.json")
-_MARKER = re.compile(r"gen-([1-9][0-9]*)\.json")
+_FOLDER = re.compile(r"step-([0-9]{6,15})\.g([1-9][0-9]{0,8})(?:\.([a-z]+))?")
+_PART = re.compile(r"part-(0|[1-9][0-9]{0,8})\.json")
+_MARKER = re.compile(r"gen-([1-9][0-9]{0,8})\.json")
 
 
 @dataclass(frozen=True, order=True)
@@ -125,7 +125,7 @@ class PartHeader(Sealed):
     kind: str = Field(default="", pattern=r"^[a-z]*$")
     rank: int = Field(ge=0)
     shape: Shape
-    layer_count: int = Field(ge=1)
+    layer_count: int = Field(ge=1, le=1_000_000)
     resumed_from: ResumedFrom | None = None
     """What the writing generation resumed from; None for the first weights."""
     data: DataPosition
@@ -503,5 +503,5 @@ def write_done(root: str | Path, step: int, folder: str) -> None:
 def write_json(path: Path, content: Sealed) -> None:
     """Seal a small file and write it whole and durably, making its folder. Raises OSError."""
     sealed = content.model_copy(update={"checksum": content.content_hash()})
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_whole(path, [sealed.model_dump_json(indent=1).encode(), b"\n"])

@@ -1,5 +1,6 @@
 """Files that are there whole or not at all, and stay: written aside, fsynced, then renamed."""
 
+import errno
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -31,10 +32,23 @@ def write_synced(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
         os.fsync(file.fileno())
 
 
+def make_folder(path: Path) -> None:
+    """Make ``path`` and what is missing above it, durably."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    sync_folder(path.parent)
+
+
 def sync_folder(path: Path) -> None:
     """Make the names in ``path`` durable."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        # Some mounts of object stores know no fsync of a folder; there a name is durable at once.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(handle)

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer import corpus
+from trainer.contract.builtins import GPT_LAYERS
 
 DEFAULTS: dict[str, Any] = {
-    "layers": 6,
+    "layers": GPT_LAYERS,
     "width": 128,
     "heads": 4,
     "context": 128,

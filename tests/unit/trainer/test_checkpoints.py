@@ -106,7 +106,8 @@ def test_a_folder_is_named_by_step_generation_and_kind(name: FolderName, text: s
 @pytest.mark.parametrize(
     "text",
     ["step-12.g1", "step-0000120.g1", "step-000120", "step-000120.g0", "step-000120.g01", "x",
-     "step-000120.g1.", "step-000120.g1\n", "step-٠٠٠١٢٠.g1", ".step-000120.g1"],
+     "step-000120.g1.", "step-000120.g1\n", "step-٠٠٠١٢٠.g1", ".step-000120.g1",
+     f"step-{10**20}.g1", f"step-000120.g{10**20}"],
 )  # fmt: skip
 def test_no_other_name_is_a_checkpoints(text: str) -> None:
     assert FolderName.parse(text) is None
