@@ -10,9 +10,10 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from controller.api import agents, bundles, errors, fleet, health, jobs, stream
-from controller.api.auth import Door
+from controller.api.auth import Door, Logins
 from controller.bell import Bell
 from controller.clock import Clock, SystemClock
+from controller.dashboard import pages
 from controller.logs import Logs
 from controller.parts import Parts, machine_boot_id
 from controller.presence import Presence
@@ -46,6 +47,7 @@ def create_app(settings: Settings, clock: Clock | None = None) -> FastAPI:
     errors.install(app)
     for router in _ROUTERS:
         app.include_router(router)
+    pages.install(app)
     return app
 
 
@@ -56,6 +58,7 @@ def _lifespan(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         parts = await asyncio.to_thread(_open, settings, clock, asyncio.get_running_loop())
         app.state.parts = parts
+        app.state.logins = Logins(parts)
         await say_started(parts)
         reconciling = asyncio.create_task(Reconciler(parts).run())
         try:

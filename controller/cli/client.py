@@ -20,6 +20,7 @@ import httpx2
 from pydantic import BaseModel, ValidationError
 
 from controller.api.schemas import Page, Problem
+from controller.specfile import SpecError
 
 V = TypeVar("V", bound=BaseModel)
 
@@ -215,8 +216,10 @@ def _problem(answer: httpx2.Response) -> Problem:
 def _sentence(problem: Problem) -> str:
     """The faults one by one where there are some, else the detail, else the title."""
     if problem.errors:
-        faults = (f"{fault.detail} {fault.suggestion or ''}".strip() for fault in problem.errors)
-        return " ".join(faults)
+        return " ".join(
+            str(SpecError(fault.pointer, fault.line, fault.detail.rstrip("."), fault.suggestion))
+            for fault in problem.errors
+        )
     return problem.detail or f"{problem.title}."
 
 
