@@ -21,12 +21,11 @@ from trainer.contract.checkpoints import (
     Unusable,
     check_content,
     checkpoints,
-    counts,
-    lineage,
     links_of,
     scan,
     to_resume,
 )
+from trainer.contract.lineage import counts, lineage
 
 DONE, DAMAGED, NOT_FOUND = 0, 1, 3
 

@@ -1,6 +1,6 @@
 """From which checkpoint a job goes on, and which ones are of no more use. PURE.
 
-The lineage's rules are :mod:`trainer.contract.checkpoints`'; this room feeds them what the
+The lineage's rules are :mod:`trainer.contract.lineage`'s; this room feeds them what the
 controller knows of a job's generations.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from controller.core.world import Checkpoint, Job
-from trainer.contract.checkpoints import counts, lineage, newest_complete
+from trainer.contract.lineage import counts, lineage, newest_complete
 from trainer.contract.spec import ResumedFrom
 
 

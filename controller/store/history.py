@@ -22,7 +22,7 @@ from controller.store import events
 from controller.store.events import EventType
 from controller.store.rows import insert_new
 from controller.store.tables import checkpoints, generations, nodes, recoveries, seats, steps
-from trainer.contract.checkpoints import lineage
+from trainer.contract.lineage import lineage
 from trainer.contract.progress import Phase
 from trainer.contract.samples import expected_hash
 from trainer.contract.spec import ResumedFrom, Shape

@@ -26,7 +26,8 @@ MAY_IMPORT = {
     "migrations": ("controller.store.tables", "controller.settings"),
 }
 PURE = ("controller.core", "controller.planner", "trainer.contract.schedule",
-        "trainer.contract.topology", "trainer.contract.samples", "agent.decide")  # fmt: skip
+        "trainer.contract.topology", "trainer.contract.lineage", "trainer.contract.samples",
+        "agent.decide")  # fmt: skip
 IMPURE_MODULES = frozenset(
     "asyncio logging os pathlib random secrets socket sqlalchemy structlog subprocess threading "
     "time uuid httpx2 fastapi numpy torch".split()

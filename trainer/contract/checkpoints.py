@@ -1,5 +1,5 @@
-"""The checkpoint folder: its names, its small JSON files, how it is listed, and which checkpoint a
-job goes on from.
+"""The checkpoint folder: its names, its small JSON files, how it is listed, and what it alone says
+of the checkpoint to go on from.
 
     <root>/step-000120.g7[.kind]/layer-003.r2.safetensors   one layer's parameters, buffers, moments
                                 /part-2.json                what rank 2 wrote: sizes, hashes, step
@@ -15,14 +15,14 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, Protocol, Self, TypeVar
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
 from trainer.contract.durable import make_folder, write_whole
+from trainer.contract.lineage import lineage, newest_complete
 from trainer.contract.spec import Frozen, ResumedFrom, Shape
 
 DONE_FILE = "done.json"
@@ -413,55 +413,7 @@ def complete(listing: Listing) -> tuple[Checkpoint, ...]:
     return tuple(c for c in checkpoints(listing) if c.complete)
 
 
-# --- Lineage: pure ---------------------------------------------------------------------------
-
-
-class Placed(Protocol):
-    """Anything that stands at a step of a generation."""
-
-    @property
-    def step(self) -> int: ...
-    @property
-    def generation(self) -> int: ...
-
-
-_P = TypeVar("_P", bound=Placed)
-
-
-def lineage(
-    links: Mapping[int, ResumedFrom | None], newest_generation: int | None = None
-) -> dict[int, int | None]:
-    """The chain of ``resumed_from`` that ends in the newest generation: generation -> the highest
-    step of it that counts (None: all of them).
-
-    ``links`` says what each generation resumed from. Leave out a generation that committed no step
-    (and did not write the first weights): it is no link, and cannot void what another did. Of each
-    generation only steps up to what its child resumed from count.
-    """
-    chain: dict[int, int | None] = {}
-    known = [g for g in links if newest_generation is None or g <= newest_generation]
-    generation, bound = max(known, default=None), None
-    while generation is not None:
-        chain[generation] = bound
-        link = links.get(generation)
-        if link is None or link.generation >= generation:
-            break
-        generation, bound = link.generation, link.step
-    return chain
-
-
-def counts(placed: Placed, chain: Mapping[int, int | None]) -> bool:
-    """Whether ``placed`` lies in the lineage ``chain``."""
-    if placed.generation not in chain:
-        return False
-    bound = chain[placed.generation]
-    return bound is None or placed.step <= bound
-
-
-def newest_complete(candidates: Iterable[_P], chain: Mapping[int, int | None]) -> _P | None:
-    """The newest of ``candidates`` (complete ones that nobody condemned) in the lineage."""
-    inside = (c for c in candidates if counts(c, chain))
-    return max(inside, key=lambda c: (c.step, c.generation), default=None)
+# --- Going on from the folder alone ---------------------------------------------------------
 
 
 def links_of(listing: Listing) -> dict[int, ResumedFrom | None]:

@@ -3,25 +3,19 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from trainer.contract import checkpoints
 from trainer.contract.checkpoints import (
-    Checkpoint,
     DataPosition,
     FolderName,
     LayerFile,
     Part,
     complete,
     layer_file,
-    lineage,
     newer_marker,
-    newest_complete,
     part_file,
     scan,
     to_resume,
@@ -76,10 +70,6 @@ def written(root: Path, *parts: Part) -> Path:
 
 def after(step: int, generation: int) -> ResumedFrom:
     return ResumedFrom(step=step, generation=generation, folder=str(FolderName(step, generation)))
-
-
-def placed(step: int, generation: int) -> Checkpoint:
-    return Checkpoint(str(FolderName(step, generation)), step, generation, 1, ())
 
 
 def skipped(root: Path, layer_count: int | None = None) -> dict[str, str]:
@@ -322,55 +312,7 @@ def test_a_marker_with_anothers_number_is_skipped(tmp_path: Path) -> None:
     assert skipped(tmp_path) == {"gen-4.json": "is generation 3's"}
 
 
-# --- Lineage
-
-
-def test_a_stale_generations_later_step_is_outside_the_lineage() -> None:
-    chain = lineage({1: None, 2: after(0, 1), 3: after(10, 2)})
-    assert chain == {3: None, 2: 10, 1: 0}
-    newest = newest_complete([placed(0, 1), placed(10, 2), placed(20, 2)], chain)
-    assert newest == placed(10, 2)
-
-
-def test_a_generation_that_committed_no_step_is_no_link() -> None:
-    # Generation 3 resumed from step 10 and died before its first step: it is left out of the links.
-    chain = lineage({1: None, 2: after(0, 1)}, newest_generation=3)
-    assert newest_complete([placed(10, 2), placed(20, 2)], chain) == placed(20, 2)
-
-
-def test_a_branch_beside_the_chain_does_not_count() -> None:
-    links = {1: None, 2: after(0, 1), 3: after(10, 2), 4: after(10, 2)}
-    chain = lineage(links)
-    assert newest_complete([placed(10, 2), placed(30, 3)], chain) == placed(10, 2)
-    assert newest_complete([placed(10, 2), placed(30, 3)], lineage(links, 3)) == placed(30, 3)
-
-
-def test_the_first_weights_are_in_the_lineage_though_they_are_no_step() -> None:
-    assert newest_complete([placed(0, 1)], lineage({2: after(0, 1)})) == placed(0, 1)
-    assert newest_complete([placed(0, 1)], lineage({1: None})) == placed(0, 1)
-
-
-def test_at_one_step_the_newer_generation_is_chosen() -> None:
-    chain = lineage({2: None, 3: after(10, 2)})
-    assert newest_complete([placed(10, 3), placed(10, 2)], chain) == placed(10, 3)
-
-
-def test_without_any_link_nothing_is_chosen() -> None:
-    assert lineage({}) == {}
-    assert newest_complete([placed(10, 2)], {}) is None
-
-
-@given(
-    st.dictionaries(
-        st.integers(1, 9),
-        st.none() | st.builds(after, st.integers(0, 50), st.integers(1, 9)),
-        max_size=9,
-    )
-)
-def test_a_lineage_always_ends_and_falls(links: Mapping[int, ResumedFrom | None]) -> None:
-    chain = lineage(links)
-    assert list(chain) == sorted(chain, reverse=True)
-    assert set(links) == set() or max(links) in chain
+# --- Going on from the folder alone
 
 
 def test_the_folder_alone_says_what_to_resume_from(tmp_path: Path) -> None:
