@@ -89,7 +89,7 @@ class Trainers:
         """Generation 1 of a job; its checkpoint is what the next one starts from."""
         spec = RunSpec(
             kind="first_weights",
-            job=root.name,
+            job=str(root),
             generation=1,
             rank=0,
             shape=Shape(depth=1, replicas=1, micro_batch=micro_batch),
@@ -120,7 +120,7 @@ class Trainers:
         )
         values: dict[str, Any] = {
             "kind": "train",
-            "job": root.name,
+            "job": str(root),
             "generation": listing.newest_generation + 1,
             "shape": shape,
             "cuts": even_cuts(layers, shape.depth),
@@ -151,7 +151,9 @@ class Trainers:
 
         return self._runner.run(fork())
 
-    def wait(self, generation: Generation, condition: Any = None, seconds: float = 30) -> Generation:
+    def wait(
+        self, generation: Generation, condition: Any = None, seconds: float = 30
+    ) -> Generation:
         """Listen until all ranks are gone, or ``condition(generation)`` holds."""
 
         def is_over(generation: Generation) -> bool:

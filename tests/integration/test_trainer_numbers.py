@@ -1,0 +1,223 @@
+"""The numbers of a training do not depend on its shape, and are those of a plain PyTorch loop."""
+
+import importlib.util
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.fakes.trainers import PROGRAMS, Generation, Trainers
+from trainer.contract.checkpoints import scan
+from trainer.contract.progress import Finished, PartWritten
+from trainer.contract.samples import expected_hash
+from trainer.contract.spec import Program, Saving, Shape, Training
+
+pytestmark = pytest.mark.integration
+
+Curve = list[tuple[float | None, float | None]]
+"""Loss and gradient norm, step by step."""
+
+SHAPES = [(1, 1), (2, 1), (4, 1), (3, 1), (1, 2), (2, 2), (1, 3)]
+
+
+class Job:
+    """A job of ``ladder`` (or another program) that can be run at any shape from the same start."""
+
+    def __init__(
+        self, trainers: Trainers, root: Path, name: str = "ladder", layers: int = 6, **more: Any
+    ) -> None:
+        args = more.pop("args", {})
+        self.root, self.args, self.layers = root, args, layers
+        self.trainers = trainers
+        self.program = Program(
+            source=str(PROGRAMS / f"{name}.py"), workdir=str(PROGRAMS), args=args
+        )
+        self.training = Training.model_validate({"batch_size": 24, "steps": 20, "seed": 3} | more)
+        assert trainers.first_weights(root, self.program, self.training).codes == [0]
+
+    def run(
+        self, depth: int, replicas: int, step: int | None = 0, m: int = 4, **more: Any
+    ) -> Generation:
+        """All steps after ``step`` (None: after the newest checkpoint), without a mishap."""
+        shape = Shape(depth=depth, replicas=replicas, micro_batch=m)
+        training = self.training.model_copy(update=more.pop("training", {}))
+        specs = self.trainers.specs(
+            self.root, self.program, training, shape, layers=self.layers, step=step, **more
+        )
+        generation = self.trainers.wait(self.trainers.start(specs))
+        assert generation.codes == [0] * shape.world, generation.ranks[0].lines[-1]
+        return generation
+
+    def curve(self, depth: int, replicas: int, **more: Any) -> Curve:
+        return curve(self.run(depth, replicas, **more))
+
+
+def curve(generation: Generation) -> Curve:
+    """What rank 0 said; all ranks say the same."""
+    curves = [[(s.loss, s.grad_norm) for s in rank.steps] for rank in generation.ranks]
+    assert all(other == curves[0] for other in curves)
+    return curves[0]
+
+
+def farthest(one: Curve, other: Curve) -> float:
+    """The largest relative difference of any number."""
+    assert len(one) == len(other) > 0
+    pairs = zip((n for step in one for n in step), (n for step in other for n in step), strict=True)
+    return max(abs(a - b) / abs(b) for a, b in pairs if a is not None and b is not None)
+
+
+def plain_loop(job: Job) -> Curve:
+    """The same training without any of our code: one process, whole batches.
+
+    Each step takes all samples, so that their order is of no account.
+    """
+    found = importlib.util.spec_from_file_location("plain_ladder", job.program.source)
+    assert found and found.loader
+    ladder = importlib.util.module_from_spec(found)
+    found.loader.exec_module(ladder)
+    layers = ladder.layers(job.args)
+    named: dict[torch.nn.Parameter, str] = {}
+    for index, layer in enumerate(layers):
+        for name, parameter in layer.named_parameters():
+            named.setdefault(parameter, f"layers.{index}.{name}")
+    saved: dict[str, torch.Tensor] = {}
+    for file in (job.root / "step-000000.g1").glob("*.safetensors"):
+        saved |= load_file(file)
+    for parameter, name in named.items():
+        parameter.data.copy_(saved[f"parameters/{name}"])
+    optimizer = ladder.optimizer([(name, p) for p, name in named.items()], job.args)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    samples = ladder.dataset(job.args)
+    batch = {"tokens": torch.stack([sample["tokens"] for sample in samples])}
+    clip = job.training.clip_grad_norm or math.inf
+    curve: Curve = []
+    for step in range(1, job.training.steps + 1):
+        value = ladder.inputs(batch)
+        for layer in layers:
+            value = layer(value)
+        total, weight, _ = ladder.loss(value, batch)
+        optimizer.zero_grad()
+        (total / weight).backward()
+        norm = torch.nn.utils.clip_grad_norm_(list(named), clip)
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * ladder.lr_scale(step, job.args)
+        optimizer.step()
+        curve.append(((total / weight).item(), norm.item()))
+    return curve
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"args": {"tied": True}, "clip_grad_norm": 0.1}], ids=["plain", "tied, clipped"]
+)
+def test_every_shape_trains_like_a_plain_loop_and_no_bit_depends_on_the_depth(
+    trainers: Trainers, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    job = Job(trainers, tmp_path / "job", **more)
+    curves = {shape: job.curve(*shape) for shape in SHAPES}
+    reference = plain_loop(job)
+    assert {shape: len(curve) for shape, curve in curves.items()} == dict.fromkeys(SHAPES, 20)
+    assert max(farthest(curve, reference) for curve in curves.values()) < 1e-5
+    assert curves[2, 1] == curves[4, 1] == curves[3, 1] == curves[1, 1]
+    assert curves[2, 2] == curves[1, 2]
+
+
+@pytest.fixture(scope="module")
+def tied_with_dropout(trainers: Trainers, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Three layers hold nothing in common with each other but the first and the last a weight."""
+    args = {"tied": True, "dropout": 0.2, "samples": 60}
+    return Job(trainers, tmp_path_factory.mktemp("job"), args=args, clip_grad_norm=0.5)
+
+
+def test_dropout_draws_the_same_numbers_at_every_shape(tied_with_dropout: Job) -> None:
+    job = tied_with_dropout
+    alone, in_twos = job.curve(1, 1), job.curve(1, 2)
+    assert job.curve(4, 1) == alone
+    assert job.curve(3, 2) == in_twos
+    assert farthest(in_twos, alone) < 1e-5
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_the_schedule_changes_no_bit(tied_with_dropout: Job, schedule: str) -> None:
+    job, training = tied_with_dropout, {"schedule": schedule}
+    assert job.curve(3, 1, training=training) == job.curve(1, 1)
+
+
+def test_bfloat16_changes_no_bit_with_the_depth_either(tied_with_dropout: Job) -> None:
+    job, training = tied_with_dropout, {"precision": "bfloat16"}
+    alone = job.curve(1, 1, training=training)
+    assert job.curve(4, 1, training=training) == alone != job.curve(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "m", "replicas"),
+    [(4, 4, 1), (6, 3, 1), (22, 4, 1), (22, 4, 3), (5, 1, 2)],
+    ids=["one micro-batch", "fewer than stages", "short last", "short last of 3", "uneven"],
+)
+def test_any_batch_is_dealt_whole(
+    trainers: Trainers, tmp_path: Path, batch_size: int, m: int, replicas: int
+) -> None:
+    args = {"samples": batch_size, "tied": True}
+    job = Job(trainers, tmp_path / "job", batch_size=batch_size, steps=5, args=args)
+    deep, flat = job.curve(4, replicas, m=m), job.curve(1, replicas, m=m)
+    assert deep == flat
+    assert farthest(deep, plain_loop(job)) < 1e-5
+
+
+def test_tuples_with_masks_travel_between_stages(trainers: Trainers, tmp_path: Path) -> None:
+    job = Job(trainers, tmp_path / "job", "tuples", layers=4, batch_size=10)
+    alone = job.curve(1, 1)
+    assert job.curve(4, 1) == job.curve(2, 1) == alone
+
+
+def test_each_step_takes_its_own_samples_and_says_so_on_every_rank(tied_with_dropout: Job) -> None:
+    job = tied_with_dropout
+    for rank in job.run(2, 2).ranks:
+        steps = range(1, 21)
+        assert [(s.step, s.samples, s.sample_ids_hash) for s in rank.steps] == [
+            (step, 24, expected_hash(step, 24, 60, seed=3)) for step in steps
+        ]
+        assert all(0 <= s.metrics["accuracy"] <= 1 for s in rank.steps)
+
+
+def test_a_job_goes_on_at_another_shape_from_parts_that_each_rank_wrote(
+    trainers: Trainers, tmp_path: Path
+) -> None:
+    args = {"tied": True, "dropout": 0.2, "samples": 60}
+    job = Job(trainers, tmp_path / "job", args=args)
+    whole = job.curve(1, 2)
+    saving = Saving(root=str(job.root), every_steps=10)
+    first = job.run(3, 2, saving=saving)
+    written = [part for rank in first.ranks for part in rank.all(PartWritten)]
+    assert sorted(layer for part in written if part.step == 10 for layer in part.layers) == [
+        0, 1, 2, 3, 4, 5
+    ]  # fmt: skip
+    assert [part.step for part in first.ranks[0].all(PartWritten)] == [10, 20]
+    assert first.ranks[0].one(Finished).step == 20
+    assert job.curve(2, 2, step=10) == whole[10:]
+    assert job.curve(1, 2, step=10) == whole[10:]
+    assert farthest(job.curve(4, 1, step=10), whole[10:]) < 1e-5
+    listing = scan(job.root)
+    assert [marker.generation for marker in listing.markers] == list(range(1, 7))
+    assert not listing.skipped
+
+
+def test_every_so_many_seconds_all_ranks_save_the_same_step(
+    trainers: Trainers, tmp_path: Path
+) -> None:
+    job = Job(trainers, tmp_path / "job", steps=6)
+    saving = Saving(root=str(job.root), every_seconds=1e-9)
+    for rank in job.run(2, 1, saving=saving).ranks:
+        assert [part.step for part in rank.all(PartWritten)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_job_that_has_all_its_steps_is_finished_at_once(
+    trainers: Trainers, tmp_path: Path
+) -> None:
+    job = Job(trainers, tmp_path / "job", steps=2)
+    job.run(1, 1)
+    again = job.run(2, 1, step=None)
+    assert [rank.one(Finished).step for rank in again.ranks] == [2, 2]
+    assert curve(again) == []
