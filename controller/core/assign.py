@@ -17,13 +17,13 @@ from trainer.contract.spec import Shape
 
 
 def by_turn(jobs: Iterable[Job]) -> list[Job]:
-    """Those that hold nodes first (what they give back is free for the others in the same look),
-    then by priority, then by age.
+    """Those that hold nodes first, then those about to be launched (what they give back is free for
+    the others in the same look), then the rest; each by priority, then by age.
     """
 
-    def turn(job: Job) -> tuple[bool, int, float, str]:
-        holds = job.current is not None and job.current.is_launched
-        return not holds, -job.spec.priority, job.submitted_at, job.id
+    def turn(job: Job) -> tuple[int, int, float, str]:
+        stage = 2 if job.current is None else int(not job.current.is_launched)
+        return stage, -job.spec.priority, job.submitted_at, job.id
 
     return sorted(jobs, key=turn)
 

@@ -155,14 +155,14 @@ def _coming(look: Look, job: Job, nodes: tuple[Node, ...]) -> tuple[JobState, Re
     last = job.past[-1] if job.past else None
     if last is None or last.reason in (None, Reason.DONE):
         return state, Reason.LAUNCHING, f"Planning on {on}."
+    pause = not_before(job.past, look.rules) - last.ended_at
+    after = f" in {seconds(pause)}" if pause > 0 else ""
     if last.reason is Reason.NODE_LOST:
-        return state, Reason.NODE_LOST, f"{loss(job, look.pool)}; re-planning on {on}."
+        return state, Reason.NODE_LOST, f"{loss(job, look.pool)}; re-planning on {on}{after}."
     again = "Launching again"
     if last.charged:
         attempt = strain(job.past).charged + 1
         again = f"Attempt {attempt} of {job.spec.recovery.max_restarts + 1} follows"
-    pause = not_before(job.past, look.rules) - last.ended_at
-    after = f" in {seconds(pause)}" if pause > 0 else ""
     return state, last.reason or Reason.LAUNCHING, f"{ended(last.because)} {again}{after}."
 
 

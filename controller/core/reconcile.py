@@ -2,8 +2,8 @@
 
     reconcile(world, now, rules) -> decisions, each with the sentence that says why
 
-A look ends in at most one decision a job, and deciding again after they are recorded is quiet. The
-road of a job:
+A look ends in at most one decision a job, and deciding again after they are recorded is quiet (with
+several jobs after a few looks: what one gives back changes what another may have). A job's road:
 
     none -----> planned ------> launching ------> running ------> none: succeeded
      ^          a number,       seats are         a step is
@@ -44,11 +44,11 @@ def reconcile(world: World, now: float, rules: Rules) -> tuple[Decision, ...]:
     """Say how to bring every job closer to running on the nodes that answer."""
     look = Look(world, now, rules)
     lost = _about_nodes(look.lost_idle_nodes())
-    jobs = [
-        Decision(job.id, actions, because_of(actions))
-        for job in by_turn(world.jobs)
-        if (actions := _about(look, job))
-    ]
+    decided = {job.id: _about(look, job) for job in by_turn(world.jobs)}
+    for job in world.jobs:
+        if decided[job.id] is None:
+            decided[job.id] = _go_on(look, job)
+    jobs = [Decision(job, done, because_of(done)) for job, done in decided.items() if done]
     return (*lost, *jobs, *_about_nodes(look.settled_nodes()))
 
 
@@ -56,8 +56,10 @@ def _about_nodes(marks: Iterable[MarkNode]) -> list[Decision]:
     return [Decision(None, (mark,), mark.because) for mark in marks]
 
 
-def _about(look: Look, job: Job) -> Actions:
-    """What to do about ``job``."""
+def _about(look: Look, job: Job) -> Actions | None:
+    """What to do about ``job``; None: its generation goes on, and what there is to say of it is
+    said when all others have been served.
+    """
     if job.state.is_over:
         return ()
     if job.cancel_wanted:
@@ -146,6 +148,7 @@ def _launch(
     seated = seats(job, nodes, choice.shape)
     used = {(seat.node, seat.incarnation) for seat in seated}
     look.working |= used
+    look.pool.take(job, (node for node in nodes if (node.name, node.incarnation) in used))
     because = launch_sentence(job, choice.shape, found, nodes, len(used), look.pool)
     launch = Launch(
         job=job.id,
@@ -185,8 +188,8 @@ def _launch_first_weights(
 # --- A launched generation: done, lost, at fault, or going on -----------------------------------
 
 
-def _watch(look: Look, job: Job, generation: Generation) -> Actions:
-    """Done? A node lost? A fault? Else go on with it."""
+def _watch(look: Look, job: Job, generation: Generation) -> Actions | None:
+    """Done? A node lost? A fault? Else it goes on."""
     if generation.kind == "first_weights":
         if job.costs is not None and resume.newest(job) is not None:
             return end(look, job, Fault(Reason.DONE, False, "The model is built and measured"))
@@ -200,7 +203,9 @@ def _watch(look: Look, job: Job, generation: Generation) -> Actions:
     suspects = look.suspects(generation)
     if fault := fault_of(generation, job.spec.steps, suspects, look.now, look.rules):
         return end(look, job, fault)
-    return _go_on(look, job, generation)
+    if generation.kind == "first_weights":
+        look.pool.take(job, (*look.seated(generation), *look.pool.offer(job)))
+    return None
 
 
 def _goes_without(look: Look, job: Job, generation: Generation) -> bool:
@@ -225,19 +230,20 @@ def _lose(
     return *marks, *end(look, job, Fault(Reason.NODE_LOST, False, because))
 
 
-def _go_on(look: Look, job: Job, generation: Generation) -> Actions:
-    """Say that it runs, once it does; then tidy up behind it."""
-    if generation.committed == 0:
+def _go_on(look: Look, job: Job) -> Actions:
+    """Say that it runs, once it does, and tidy up behind it."""
+    generation = job.current
+    if generation is None or generation.committed == 0:
         return ()
     spare = len(look.pool.offer(job)) - len(generation.nodes)
     spares = f"; {count(spare, 'more VM')} ready, used at the next re-plan" if spare > 0 else ""
     message = f"Running {generation.shape} on {count(len(generation.nodes), 'VM')}{spares}."
     said = say(job, JobState.RUNNING, None, message)
+    moved: Actions = ()
     if generation.state is GenerationState.LAUNCHING:
         because = f"Step {generation.committed:,} is done on {generation.shape}."
-        state = GenerationState.RUNNING
-        return MoveGeneration(job.id, generation.number, state, because), *said
-    return said or _tidy(look, job, generation)
+        moved = (MoveGeneration(job.id, generation.number, GenerationState.RUNNING, because),)
+    return *moved, *said, *_tidy(look, job, generation)
 
 
 def _tidy(look: Look, job: Job, generation: Generation) -> Actions:

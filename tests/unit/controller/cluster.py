@@ -84,8 +84,12 @@ class Cluster:
         return decisions
 
     def settle(self) -> tuple[Decision, ...]:
-        """Look, and look again: the second look is quiet."""
+        """Look, and look again: the second look is quiet. Several jobs may need a few looks, since
+        what one gives back changes what another may have.
+        """
         first = self.decide()
+        for _ in range(3 if len(self.jobs) > 1 else 0):
+            self.decide()
         again = reconcile(self.world, self.now, self.rules)
         assert again == (), f"not quiet after {first}: {again}"
         return first

@@ -1,0 +1,141 @@
+"""Whatever happens, in whatever order: the laws hold, every look is followed by a quiet one, and
+once all is healthy the jobs end.
+
+The laws are the cluster's asserts: no action touches a finished job, a launch never seats a gone
+node or one that works for another, two generations of a job never both live, numbers never come
+back, every move is in its table, what is loaded is complete and not condemned.
+"""
+
+from typing import NamedTuple
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.core.states import JobState, Reason
+from tests.unit.controller.builders import job
+from tests.unit.controller.cluster import Cluster
+from trainer.contract.progress import ExitCode
+
+JOBS = ("job_a", "job_b")
+BUDGETS = (
+    Reason.PROGRAM_ERROR,
+    Reason.RESTART_BUDGET,
+    Reason.CHECKPOINT_DAMAGED,
+    Reason.CHECKPOINT_UNREACHABLE,
+)
+CHARGED = ("fail", "exit", "signal", "damage")
+
+
+class Fact(NamedTuple):
+    """Something that happens to a cluster; ``which`` picks the node, job or rank."""
+
+    kind: str
+    which: int
+    seconds: float
+
+
+KINDS = (
+    ["work"] * 8
+    + ["time"] * 4
+    + ["kill", "freeze", "thaw", "join", "return", "break", "halt", "half a save"]
+    + ["unreachable", "reachable", "stranger", "submit", "cancel"]
+    + list(CHARGED)
+)
+facts = st.lists(
+    st.builds(
+        Fact,
+        st.sampled_from(KINDS),
+        st.integers(0, 7),
+        st.sampled_from([0.0, 0.1, 0.3, 1.0, 2.1, 5.1, 30.0]),
+    ),
+    min_size=12,
+    max_size=60,
+)
+
+
+def happen(cluster: Cluster, fact: Fact, frozen: set[str]) -> None:
+    """Bring ``fact`` about, if the cluster is such that it can."""
+    names = list(cluster.nodes)
+    name = names[fact.which % len(names)] if names else ""
+    job_id = JOBS[fact.which % 2]
+    found = cluster.jobs.get(job_id)
+    current = found.current if found and not found.state.is_over else None
+    seats = current.seats if current and current.is_launched else ()
+    rank = fact.which % len(seats) if seats else 0
+    match fact.kind:
+        case "work":
+            for each in cluster.jobs:
+                cluster.work(each, save_every=3)
+        case "kill" if name:
+            cluster.kill(name)
+        case "freeze" if name:
+            frozen.add(cluster.nodes[name].incarnation)
+            cluster.freeze(name)
+        case "thaw":
+            cluster.mute -= frozen
+        case "join" if len(names) < 9:
+            cluster.join(f"vm-{cluster.now:g}-{fact.which}")
+        case "return" if name:
+            cluster.join(name)
+        case "break":
+            cluster.break_requests(*names)
+        case "submit":
+            cluster.jobs.setdefault("job_b", job("b", nodes="1..3", steps=7, priority=1))
+        case "cancel" if found and fact.which >= 6:
+            cluster.cancel(job_id)
+        case "unreachable" | "reachable":
+            cluster.unreachable = "gone" if fact.kind == "unreachable" else ""
+        case "stranger":
+            cluster.stranger = fact.which * 2
+        case "half a save" if seats and current and current.committed:
+            cluster.save(job_id, current.committed, complete=False)
+        case "halt" if seats:
+            cluster.halt(job_id, rank, (rank + 1) % len(seats))
+        case "fail" | "damage" if seats and job_id == "job_a":
+            failures = (ExitCode.PROGRAM_ERROR, ExitCode.STALE, ExitCode.CHECKPOINT_UNREACHABLE)
+            damaged = ExitCode.CHECKPOINT_DAMAGED
+            cluster.fail(rank, damaged if fact.kind == "damage" else failures[fact.which % 3])
+        case "exit" if seats and job_id == "job_a":
+            cluster.exit(rank, code=(0, 1, 20, 22)[fact.which % 4], log_tail="\n\nlast words\n")
+        case "signal" if seats and job_id == "job_a":
+            cluster.exit(rank, signal=9)
+        case _:
+            pass
+    cluster.pass_time(fact.seconds)
+
+
+@settings(max_examples=100, deadline=None)
+@given(nodes=st.integers(0, 6), happenings=facts)
+def test_the_laws_hold_and_all_ends_well(nodes: int, happenings: list[Fact]) -> None:
+    cluster = Cluster(job("a", nodes="2..4", steps=12, checkpoint={"dir": "/c", "keep": 2}))
+    for i in range(nodes):
+        cluster.join(f"vm-{i}")
+    frozen: set[str] = set()
+    for fact in happenings:
+        happen(cluster, fact, frozen)
+        cluster.settle()
+
+    cluster.unreachable = ""
+    cluster.mute -= frozen
+    for i in range(4):
+        cluster.join(f"new-{i}")
+    for _ in range(500):
+        cluster.settle()
+        if all(found.state.is_over for found in cluster.jobs.values()):
+            break
+        cluster.pass_time(1.0)
+        for job_id in cluster.jobs:
+            cluster.work(job_id, save_every=3)
+
+    harmed = any(f.kind in (*CHARGED, "halt", "unreachable", "kill") for f in happenings)
+    for found in cluster.jobs.values():
+        if found.cancel_wanted and found.state is JobState.CANCELLED:
+            assert found.current is None
+        elif found.state is JobState.FAILED and harmed:
+            assert found.reason in BUDGETS, found.message
+        else:
+            assert found.state is JobState.SUCCEEDED, found
+            assert found.current is None
+    assert {done.job for done in cluster.done} <= {
+        found.id for found in cluster.jobs.values() if found.state is JobState.SUCCEEDED
+    }
