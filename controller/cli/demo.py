@@ -35,8 +35,8 @@ from controller.store.events import EventType
 
 PORT = 8430
 NAME = "demo"
-BATCH_SIZE = 16
-MODEL: dict[str, int] = {"layers": 6, "width": 64, "heads": 4, "context": 64}
+BATCH_SIZE = 32
+MODEL = {"layers": 6, "width": 96, "heads": 4, "context": 64}
 """Small: a step takes a fraction of a second with eight trainers on two cores."""
 
 _LOOK_SECONDS = 0.2
