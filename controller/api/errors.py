@@ -68,7 +68,7 @@ def problem(
         body.model_dump_json(exclude_none=True),
         status_code=status,
         media_type="application/problem+json",
-        headers=headers,
+        headers={"X-Request-Id": request_id, **(headers or {})},
     )
 
 

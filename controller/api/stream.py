@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel
 
@@ -30,35 +30,6 @@ _AT_MOST = 1000
 _REST_SECONDS = 0.1
 _TICK_SECONDS = 1.0
 _OF_NODES = frozenset({EventType.NODE_JOINED, EventType.NODE_LOST, EventType.NODE_EVICTED})
-
-
-@router.get("/stream", response_class=EventSourceResponse)
-async def stream(
-    here: Here, after: Annotated[int | None, Query(ge=0)] = None, job: str | None = None
-) -> AsyncIterator[ServerSentEvent]:
-    """hello, then event, job, tick, nodes; of one ``job`` or of all."""
-    reader = await asyncio.to_thread(_begin, here, after, job)
-    yield reader.hello
-    if reader.behind:
-        yield ServerSentEvent(event="reset", data={})
-    with here.bell.listen(FEED) as rung:
-        while not here.closing:
-            rung.clear()
-            for message in await asyncio.to_thread(reader.news):
-                yield message
-            with suppress(TimeoutError):
-                await asyncio.wait_for(rung.wait(), _TICK_SECONDS)
-            if not here.closing:
-                await asyncio.sleep(_REST_SECONDS)
-
-
-def _begin(here: Parts, after: int | None, job: str | None) -> "_Reader":
-    with here.store.read() as connection:
-        newest = views.newest_seq(connection)
-        wanted = job_row(connection, job).id if job is not None else None
-    behind = after is not None and not newest - _AT_MOST <= after <= newest
-    start = newest if after is None or behind else after
-    return _Reader(here, start, newest, wanted, behind)
 
 
 @dataclass
@@ -115,6 +86,37 @@ class _Reader:
         if [_steady(n) for n in found] != [_steady(n) for n in self._shown]:
             self._shown = found
             yield _message("nodes", schemas.Page[schemas.NodeView](items=found))
+
+
+def _begin(
+    here: Here, after: Annotated[int | None, Query(ge=0)] = None, job: str | None = None
+) -> _Reader:
+    """Before the answer begins: an unknown job is still a 404."""
+    with here.store.read() as connection:
+        newest = views.newest_seq(connection)
+        wanted = job_row(connection, job).id if job is not None else None
+    behind = after is not None and not newest - _AT_MOST <= after <= newest
+    start = newest if after is None or behind else after
+    return _Reader(here, start, newest, wanted, behind)
+
+
+@router.get("/stream", response_class=EventSourceResponse)
+async def stream(
+    here: Here, reader: Annotated[_Reader, Depends(_begin)]
+) -> AsyncIterator[ServerSentEvent]:
+    """hello, then event, job, tick, nodes; of one ``job`` or of all."""
+    yield reader.hello
+    if reader.behind:
+        yield ServerSentEvent(event="reset", data={})
+    with here.bell.listen(FEED) as rung:
+        while not here.closing:
+            rung.clear()
+            for message in await asyncio.to_thread(reader.news):
+                yield message
+            with suppress(TimeoutError):
+                await asyncio.wait_for(rung.wait(), _TICK_SECONDS)
+            if not here.closing:
+                await asyncio.sleep(_REST_SECONDS)
 
 
 def _steady(node: schemas.NodeView) -> tuple[object, ...]:

@@ -58,7 +58,9 @@ def job_view(connection: sa.Connection, row: Any) -> schemas.JobView:
 def _job_view(connection: sa.Connection, row: Any, ready: int, sums: Any) -> schemas.JobView:
     spec = JobSpec.model_validate(row.spec)
     last = _last_launch(connection, row.id)
-    running = last if last is not None and last.state in WORKING else None
+    # A job whose nodes are all silent waits, while its generation may yet come back.
+    active = row.state in (JobState.STARTING, JobState.RUNNING, JobState.RECOVERING)
+    running = last if last is not None and last.state in WORKING and active else None
     step, loss, non_finite = _progress(connection, row.id, last)
     seconds = (
         history.step_seconds(connection, row.id, running.number) if running is not None else 0.0
