@@ -13,6 +13,7 @@ SHA-256 it was written with.
 """
 
 import hashlib
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -95,7 +96,7 @@ def write_part(
     path = Path(root) / folder
     mine = [path / layer_file(layer, header.rank) for layer in layers]
     part = path / part_file(header.rank)
-    if part.exists():
+    if os.path.exists(part):
         raise SaveError(part, "is written already, and parts never change")
     try:
         make_folder(path)
@@ -105,7 +106,7 @@ def write_part(
         sync_folder(path)
         write_json(part, whole := Part(**dict(header), files=tuple(written)))
     except BaseException as error:
-        _tidy_up(mine)
+        _tidy_up([part, *mine])
         if isinstance(error, OSError):
             raise SaveError(part, f"could not be written: {error.strerror}") from error
         raise

