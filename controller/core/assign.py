@@ -6,6 +6,7 @@ the others by priority, then age, each up to its most. Only nodes that answer ar
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from controller.core.actions import SeatAt
 from controller.core.liveness import is_answering
@@ -141,6 +142,7 @@ def _own(job: Job) -> Sequence[tuple[str, str]]:
     return last.nodes if going and last else ()
 
 
+@lru_cache(maxsize=4096)
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
     """``vm-2`` before ``vm-10``."""
     return tuple((int(p) if p.isdigit() else -1, p) for p in re.split(r"(\d+)", name) if p)

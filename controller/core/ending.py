@@ -35,8 +35,8 @@ def end(look: Look, job: Job, fault: Fault, above: int = 0) -> Actions:
     assert job.current is not None
     because = ended(fault.because)
     actions = _stop(look, job, fault.reason, fault.charged, because)
-    if fault.damaged:
-        actions += (Condemn(job.id, fault.damaged, because),)
+    if any(c.folder == fault.damaged and not c.condemned for c in job.checkpoints):
+        actions += (Condemn(job.id, fault.damaged or "", because),)
     after = replace(
         job,
         current=None,

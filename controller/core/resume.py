@@ -4,18 +4,14 @@ The lineage's rules are :mod:`trainer.contract.lineage`'s; this room feeds them 
 controller knows of a job's generations.
 """
 
-from collections.abc import Iterator
-from itertools import pairwise
-
-from controller.core.world import Checkpoint, Job
+from controller.core.world import Checkpoint, EndedGeneration, Generation, Job
 from trainer.contract.lineage import counts, lineage, newest_complete
-from trainer.contract.spec import ResumedFrom
 
 
 def newest(job: Job) -> Checkpoint | None:
     """The newest complete checkpoint in the lineage that may be loaded.
 
-    When the program failed twice at the same step from the same checkpoint, one further back.
+    When the program has failed twice at the same step, one further back than it loaded last.
     """
     spoilt = failed_twice_from(job)
     chain = _chain(job)
@@ -30,36 +26,36 @@ def final(job: Job) -> Checkpoint | None:
 
 
 def superseded(job: Job) -> tuple[str, ...]:
-    """Folders older than the ``keep`` newest complete ones of the lineage: damaged, half-written
-    and void ones too, but nothing that may still be written.
+    """Folders older than the ``keep`` newest complete ones of the lineage: half-written and void ones
+    too, but nothing that may still be written. What was condemned stays, as evidence.
     """
     chain = _chain(job)
-    kept = sorted((c.step for c in _complete(job) if counts(c, chain)), reverse=True)[
-        : job.spec.checkpoint.keep
-    ]
-    if len(kept) < job.spec.checkpoint.keep:
+    steps = sorted((c.step for c in _complete(job) if counts(c, chain)), reverse=True)
+    if len(steps) < job.spec.checkpoint.keep:
         return ()
+    oldest_kept = steps[job.spec.checkpoint.keep - 1]
     writing = job.current.number if job.current else None
     return tuple(
         c.folder
         for c in job.checkpoints
-        if c.step < kept[-1] and not c.condemned and (c.complete or c.generation != writing)
+        if c.step < oldest_kept and not c.condemned and (c.complete or c.generation != writing)
     )
 
 
 def failed_twice_from(job: Job) -> str | None:
-    """The folder from which the last two launches failed, by the program's fault, at one step."""
-    charged = [g for g in job.past if g.launched][-2:]
-    for before, last in pairwise(charged):
-        same = before.committed == last.committed > 0 and before.resumed_from == last.resumed_from
-        if before.charged and last.charged and same and last.resumed_from:
-            return last.resumed_from.folder
+    """The folder that the last launch loaded, when it and the one before failed by the program's
+    fault right after one and the same step.
+    """
+    match [g for g in job.past if g.launched][-2:]:
+        case [before, last] if before.charged and last.charged and last.resumed_from:
+            same = before.committed == last.committed > 0
+            return last.resumed_from.folder if same else None
     return None
 
 
 def has_trained(job: Job) -> bool:
     """Whether any step was ever committed."""
-    return any(step > 0 for _, _, step in _ran(job)) or any(c.step > 0 for c in job.checkpoints)
+    return any(g.committed > 0 for g in job.past) or any(c.step > 0 for c in job.checkpoints)
 
 
 def _complete(job: Job) -> list[Checkpoint]:
@@ -67,23 +63,18 @@ def _complete(job: Job) -> list[Checkpoint]:
 
 
 def _chain(job: Job) -> dict[int, int | None]:
-    """The lineage. Only generations that committed a step are links; first weights are where a
-    chain may end, and its newest end only while nothing was trained.
+    """The lineage. Only generations that committed a step are links (a checkpoint past step 0
+    proves it as well as a report); first weights are where a chain may end, and its newest end only
+    while nothing was trained.
     """
-    links = {number: link for number, link, step in _ran(job) if step > 0}
+    ran: list[EndedGeneration | Generation] = [*job.past, *([job.current] if job.current else [])]
+    known = {g.number: g.resumed_from for g in ran}
+    links = {g.number: g.resumed_from for g in ran if g.committed > 0}
     for found in job.checkpoints:
         if found.step > 0:
-            links.setdefault(found.generation, found.resumed_from)
+            links.setdefault(found.generation, known.get(found.generation, found.resumed_from))
     newest_link = max(links, default=None)
     for found in job.checkpoints:
         if found.step == 0:
             links.setdefault(found.generation, None)
     return lineage(links, newest_link)
-
-
-def _ran(job: Job) -> Iterator[tuple[int, ResumedFrom | None, int]]:
-    """(number, what it resumed from, last committed step) of every generation."""
-    for past in job.past:
-        yield past.number, past.resumed_from, past.committed
-    if current := job.current:
-        yield current.number, current.resumed_from, current.committed

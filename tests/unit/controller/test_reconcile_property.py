@@ -104,7 +104,7 @@ def happen(cluster: Cluster, fact: Fact, frozen: set[str]) -> None:
     cluster.pass_time(fact.seconds)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(nodes=st.integers(0, 6), happenings=facts)
 def test_the_laws_hold_and_all_ends_well(nodes: int, happenings: list[Fact]) -> None:
     cluster = Cluster(job("a", nodes="2..4", steps=12, checkpoint={"dir": "/c", "keep": 2}))
