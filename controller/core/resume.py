@@ -26,8 +26,8 @@ def final(job: Job) -> Checkpoint | None:
 
 
 def superseded(job: Job) -> tuple[str, ...]:
-    """Folders older than the ``keep`` newest complete ones of the lineage: half-written and void ones
-    too, but nothing that may still be written. What was condemned stays, as evidence.
+    """Folders older than the ``keep`` newest complete ones of the lineage: half-written and void
+    ones too, but nothing that may still be written. What was condemned stays, as evidence.
     """
     chain = _chain(job)
     steps = sorted((c.step for c in _complete(job) if counts(c, chain)), reverse=True)
