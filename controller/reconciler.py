@@ -13,13 +13,13 @@ import structlog
 
 from controller.bell import FEED, RECONCILER
 from controller.core.actions import Decision
+from controller.core.events import EventType
 from controller.core.reconcile import reconcile
 from controller.core.world import Generation, Job, Node, World
 from controller.parts import Parts
 from controller.store import events, nodes
 from controller.store.decisions import Fence, Here, Recorder
 from controller.store.engine import Urgency
-from controller.store.events import EventType
 from controller.store.rows import StaleError
 from controller.store.snapshot import Sign, Snapshots
 

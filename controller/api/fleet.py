@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query
 from controller.api import schemas, views
 from controller.api.deps import Here
 from controller.api.jobs import Limit, event_page
-from controller.store.events import EventType
+from controller.core.events import EventType
 
 router = APIRouter(prefix="/api/v1", tags=["nodes"])
 

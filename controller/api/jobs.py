@@ -16,12 +16,12 @@ from controller.api.deps import Here, job_row
 from controller.api.errors import ProblemException, StrictRoute, refuse_spec, strict_json
 from controller.bell import FEED, RECONCILER
 from controller.cloud.local import kill_tree
+from controller.core.events import EventType
 from controller.core.jobspec import JobSpec
 from controller.core.states import JobState
 from controller.parts import Parts
 from controller.specfile import BadSpecError, SpecError, read_object, read_yaml
 from controller.store import events, jobs, nodes
-from controller.store.events import EventType
 from controller.store.tables import bundles
 from trainer.contract.builtins import layer_count
 

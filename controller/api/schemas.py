@@ -35,9 +35,9 @@ from typing import Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from controller.core.events import EventType
 from controller.core.jobspec import JobSpec, Strict
 from controller.core.states import GenerationState, JobState, NodeState, Reason
-from controller.store.events import EventType
 
 Item = TypeVar("Item")
 

@@ -20,8 +20,8 @@ from controller.api import schemas, views
 from controller.api.deps import Here, job_row
 from controller.bell import FEED
 from controller.clock import moment
+from controller.core.events import EventType
 from controller.parts import Parts
-from controller.store.events import EventType
 from controller.store.tables import jobs
 
 router = APIRouter(prefix="/api/v1", tags=["stream"])

@@ -29,9 +29,9 @@ from controller.cli.client import USAGE, CliError, job_path
 from controller.cli.cluster import Cluster, free_or_any
 from controller.cli.jobs import WAIT_EXIT, send
 from controller.cli.options import AsJson
+from controller.core.events import EventType
 from controller.core.jobspec import Checkpointing, Every, JobSpec, NodeRange, parse_duration
 from controller.core.states import JobState
-from controller.store.events import EventType
 
 PORT = 8430
 NAME = "demo"
@@ -260,6 +260,7 @@ def _watch(cluster: Cluster, job_id: str, evictions: Evictions, show: _Show, sta
         if job.state.is_over:
             break
         evictions.look(job, time.monotonic())
+        cluster.fleet.list()  # collects agents that a drill has killed
         time.sleep(_LOOK_SECONDS)
     show.end(job)
     while stay:

@@ -12,7 +12,7 @@ from controller.cli.client import NOT_FOUND, CliError, Controller, job_path
 from controller.cli.jobs import WAIT_EXIT
 from controller.cli.options import AsJson, Connection
 from controller.cli.pictures import nodes_table
-from controller.store.events import EventType
+from controller.core.events import EventType
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Stay and print what comes.")]
 
@@ -36,6 +36,8 @@ def logs(
     view = controller.get(f"{path}/logs", LogView, rank=rank, generation=generation, tail=tail)
     print(view.text, end="", flush=True)
     if not follow:
+        if not view.text:
+            output.note(f"Rank {view.rank} on {view.node} has printed nothing.")
         return
     try:
         raise typer.Exit(_follow(controller, path, view, rank, pinned=generation is not None))

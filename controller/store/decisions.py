@@ -14,10 +14,10 @@ import sqlalchemy as sa
 
 from agent import wire
 from controller.core import actions
+from controller.core.events import EventType
 from controller.core.jobspec import JobSpec
 from controller.core.states import GenerationState, JobState, NodeState, Reason, may_move
 from controller.store import events
-from controller.store.events import EventType
 from controller.store.launching import Place, run_specs
 from controller.store.nodes import give_order
 from controller.store.rows import StaleError, guarded

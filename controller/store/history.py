@@ -17,9 +17,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from controller.core.events import EventType
 from controller.core.states import JobState
 from controller.store import events
-from controller.store.events import EventType
 from controller.store.rows import insert_new
 from controller.store.tables import checkpoints, generations, nodes, recoveries, seats, steps
 from trainer.contract.lineage import lineage

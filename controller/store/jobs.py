@@ -8,10 +8,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
+from controller.core.events import EventType
 from controller.core.jobspec import JobSpec
 from controller.core.states import JobState
 from controller.store import events
-from controller.store.events import EventType
 from controller.store.rows import changed
 from controller.store.snapshot import OVER
 from controller.store.tables import idempotency, jobs

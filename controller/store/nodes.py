@@ -6,9 +6,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from agent import wire
+from controller.core.events import EventType
 from controller.core.states import GenerationState, NodeState
 from controller.store import events
-from controller.store.events import EventType
 from controller.store.rows import changed
 from controller.store.tables import generations, nodes, orders, seats
 

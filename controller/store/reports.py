@@ -13,9 +13,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from agent import wire
+from controller.core.events import EventType
 from controller.core.states import GenerationState
 from controller.store import events, history
-from controller.store.events import EventType
 from controller.store.nodes import reported
 from controller.store.rows import changed, insert_new
 from controller.store.tables import checkpoints, generations, jobs, nodes, orders, parts, seats
