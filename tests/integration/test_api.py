@@ -312,8 +312,8 @@ def beat(agent: httpx2.Client, name: str, incarnation: str = "first-life") -> ht
 
 
 def orders(agent: httpx2.Client, name: str, after: int, wait: float) -> tuple[wire.Order, ...]:
-    query = {"incarnation": "first-life", "after": after, "wait": wait}
-    answer = agent.get(f"/api/v1/agents/{name}/orders", params=query)
+    query = f"incarnation=first-life&after={after}&wait={wait}"
+    answer = agent.get(f"/api/v1/agents/{name}/orders?{query}")
     return wire.Orders.model_validate_json(answer.content).orders
 
 
