@@ -35,7 +35,7 @@ debs:
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "Installing Debian packages:" $$missing; \
-	  apt-get -qq update >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $$missing >/dev/null; \
+	  apt-get -qq update >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends $$missing >/dev/null; \
 	else \
 	  echo "These Debian packages are needed; run: sudo apt-get install -y" $$missing; exit 1; \
 	fi

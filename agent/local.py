@@ -68,7 +68,7 @@ def main() -> None:
     except BrokenPipeError:  # nobody reads the steps any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
-    except (KeyboardInterrupt, asyncio.CancelledError):
+    except asyncio.CancelledError:
         sys.exit(130)
 
 
@@ -77,6 +77,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--spec", type=Path, required=True, help="a JSON file: program, training")
     parser.add_argument("--shape", required=True, help="PxD: stages x replicas")
     parser.add_argument("--micro-batch", type=int, default=4, help="samples")
+    parser.add_argument("--steps", type=int, help="how many to run; else up to the job's last")
     parser.add_argument("--checkpoint-dir", type=Path, help="keep checkpoints below this folder")
     parser.add_argument("--resume", metavar="STEP", help="a step in --checkpoint-dir, or `newest`")
     parser.add_argument("--json", action="store_true", help="one JSON object a step")
@@ -87,9 +88,10 @@ def _options() -> argparse.Namespace:
 
 
 async def _until_told(options: argparse.Namespace) -> None:
-    """Run; SIGTERM ends it as Ctrl-C does."""
+    """Run; Ctrl-C and SIGTERM end it and all that it started."""
     running = asyncio.ensure_future(_try(options))
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
     await running
 
 
@@ -100,6 +102,10 @@ async def _try(options: argparse.Namespace) -> None:
     except ValueError as error:
         raise TryError(f"The shape {shape} does not fit: {error}.") from error
     start = _find(options.checkpoint_dir, options.resume) if options.resume else None
+    if options.steps is not None:
+        last = options.steps + (start.resumed_from.step if start else 0)
+        training = request.training.model_copy(update={"steps": last})
+        request = request.model_copy(update={"training": training})
     if start and start.resumed_from.step >= request.training.steps:
         raise TryError(
             f"Step {start.resumed_from.step} is there already: steps is {request.training.steps}."

@@ -134,6 +134,10 @@ class Controller:
             transport=transport,
         )
 
+    def close(self) -> None:
+        """Let go of its connections."""
+        self._http.close()
+
     def check_ready(self) -> None:
         """CliError when it cannot work yet."""
         self._send("GET", "/readyz")

@@ -13,10 +13,12 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
+
+import httpx2
 
 from controller.api.schemas import NodeView
 from controller.cli.client import CliError, Controller, Place, RefusedError, UnreachableError
@@ -36,6 +38,7 @@ class Cluster:
 
     controller: Controller
     fleet: LocalFleet
+    _serve: subprocess.Popen[bytes]
 
     def __init__(self, folder: Path, port: int) -> None:
         """``folder`` holds all of it; ``port`` 0 is any free one."""
@@ -45,8 +48,8 @@ class Cluster:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            self._serve = stack.enter_context(_serving(self.folder, self._port))
-            self.controller = self._connect()
+            stack.callback(self._stop_controller)
+            self.start_controller()
             self.fleet = stack.enter_context(
                 LocalFleet(
                     self.controller.place.url,
@@ -78,6 +81,20 @@ class Cluster:
             self._check,
         )
 
+    def start_controller(self) -> None:
+        """Serve from the folder, and wait until that is ready. Later ones listen where the first
+        did: agents find them.
+        """
+        self._serve = _serve(self.folder, self._port)
+        self.controller = self._connect()
+        self._port = httpx2.URL(self.controller.place.url).port or self._port
+
+    def kill_controller(self) -> None:
+        """SIGKILL, as a crash; agents and trainers go on."""
+        self._serve.kill()
+        self._serve.wait()
+        self.controller.close()
+
     def nodes(self) -> list[NodeView]:
         """The live ones."""
         return self.controller.all("/api/v1/nodes", NodeView)
@@ -91,12 +108,21 @@ class Cluster:
                 said = json.loads(written.read_text())
                 if said["pid"] == self._serve.pid:
                     token = self.token_file.read_text().strip()
-                    controller = Controller(Place(said["url"], token))
-                    controller.check_ready()
-                    return controller
+                    with contextlib.closing(Controller(Place(said["url"], token))) as controller:
+                        controller.check_ready()
+                    return Controller(controller.place)
             return None
 
         return _wait(ready, READY_SECONDS, "The controller is not ready", self._check)
+
+    def _stop_controller(self) -> None:
+        self.controller.close()
+        self._serve.terminate()
+        try:
+            self._serve.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._serve.kill()
+            self._serve.wait()
 
     def _check(self) -> None:
         if self._serve.poll() is not None:
@@ -105,11 +131,10 @@ class Cluster:
             raise CliError(f"The controller has ended: {' '.join(last) or 'no word'} (see {log}).")
 
 
-@contextlib.contextmanager
-def _serving(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+def _serve(folder: Path, port: int) -> subprocess.Popen[bytes]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "controller.log").open("ab") as log:
-        serve = subprocess.Popen(
+        return subprocess.Popen(
             [*PYTHON, "controller.serve", *flags(data=folder, port=port)],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -117,15 +142,6 @@ def _serving(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
             start_new_session=True,
             preexec_fn=die_with_parent(os.getpid()),
         )
-    try:
-        yield serve
-    finally:
-        serve.terminate()
-        try:
-            serve.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            serve.kill()
-            serve.wait()
 
 
 def free_or_any(port: int) -> int:

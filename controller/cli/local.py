@@ -56,7 +56,9 @@ def try_(
     spec_file: SpecFile,
     shape: Annotated[str, typer.Option(metavar="PxD", help="Stages x replicas, as 2x1.")],
     micro_batch: Annotated[int, typer.Option(min=1, help="Examples.")] = DEFAULT_MICRO_BATCH,
-    steps: Annotated[int | None, typer.Option(min=1, help="Else the spec's.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="How many; else up to the spec's.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Else the spec's.")] = None,
     checkpoint_dir: Annotated[
         Path | None, typer.Option(help="Keep checkpoints here, below an id of this run.")
@@ -70,7 +72,6 @@ def try_(
 ) -> None:
     """Run a program on this machine at a fixed shape, without a controller."""
     overrides = [*(set_ or ())]
-    overrides += [f"steps={steps}"] if steps is not None else []
     overrides += [f"seed={seed}"] if seed is not None else []
     if resume is not None and checkpoint_dir is None:
         raise CliError("--resume needs --checkpoint-dir.", USAGE)
@@ -83,6 +84,7 @@ def try_(
             spec=file.name,
             shape=shape,
             micro_batch=micro_batch,
+            steps=steps,
             checkpoint_dir=folder,
             resume=resume,
         )

@@ -112,6 +112,10 @@ class LocalFleet:
             for name, node in self._nodes.items()
         )
 
+    def pids(self, name: str) -> tuple[int, int]:
+        """The processes of a node: its agent and its zygote."""
+        return self._nodes[name].agent.pid, self._nodes[name].zygote
+
     def price(self) -> float | None:
         """This machine is paid for."""
         return None

@@ -1,0 +1,1 @@
+"""As a user runs it: a real controller, real agents, real trainers on this machine."""

@@ -1,0 +1,25 @@
+"""One cluster for all: its mother zygote imports torch once, each test submits jobs of its own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controller.cli.cluster import Cluster
+from tests.e2e.scene import Scene
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder: Path = tmp_path_factory.mktemp("cluster")
+    with Cluster(folder, port=0) as cluster:
+        cluster.fleet.wait_for_torch()
+        yield cluster
+
+
+@pytest.fixture
+def scene(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Scene]:
+    """Begins without nodes and without unfinished jobs, and ends so."""
+    scene = Scene(cluster, request.node.name)
+    yield scene
+    scene.clear()

@@ -1,0 +1,171 @@
+"""What the end-to-end tests are told with: nodes come and go, a job trains."""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import psutil
+
+from controller.api.schemas import (
+    GenerationView,
+    JobView,
+    LedgerView,
+    NodeView,
+    RecoveryView,
+    SeriesPoint,
+    SeriesView,
+)
+from controller.cli.client import job_path
+from controller.cli.cluster import Cluster
+from controller.core.states import GenerationState, JobState
+
+T = TypeVar("T")
+SECONDS = 90.0
+MODEL = {"layers": 4, "width": 32, "heads": 2, "context": 32}
+"""Of builtin:gpt: small enough for eight trainers on two cores."""
+
+
+def until(look: Callable[[], T | None], what: str, seconds: float = SECONDS) -> T:
+    """Look until there is something; fail with ``what`` was waited for."""
+    deadline = time.monotonic() + seconds
+    while True:
+        if found := look():
+            return found
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+        time.sleep(0.05)
+
+
+@dataclass
+class Scene:
+    """A cluster and at most one job on it."""
+
+    cluster: Cluster
+    title: str
+    job_id: str = ""
+    stopped: list[int] = field(default_factory=list)
+
+    # --- nodes ----------------------------------------------------------------------------
+
+    def add(self, *names: str) -> None:
+        self.cluster.add(names)
+
+    def kill(self, *names: str) -> None:
+        """Agent, zygote and trainers at once, without a word."""
+        self.cluster.fleet.delete(names)
+
+    def stop(self, name: str) -> None:
+        """Freeze the agent and all that belongs to it: no socket closes, nothing exits."""
+        zygote = self.zygote_of(name)
+        tree = [psutil.Process(self.pid_of(name)), zygote, *zygote.children(recursive=True)]
+        for process in tree:
+            process.send_signal(signal.SIGSTOP)
+        self.stopped += [process.pid for process in tree]
+
+    def nodes(self) -> list[NodeView]:
+        return self.cluster.nodes()
+
+    def pid_of(self, name: str) -> int:
+        """The agent's process."""
+        return self.cluster.fleet.pids(name)[0]
+
+    def zygote_of(self, name: str) -> psutil.Process:
+        return psutil.Process(self.cluster.fleet.pids(name)[1])
+
+    def trainers_of(self, name: str) -> list[psutil.Process]:
+        """What the node's zygote forked, but the rendezvous store, which came first."""
+        return sorted(self.zygote_of(name).children(), key=lambda p: p.create_time())[1:]
+
+    # --- the job --------------------------------------------------------------------------
+
+    def submit(self, steps: int, *, nodes: str = "1..8", **more: object) -> JobView:
+        name = re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")[-40:].strip("-")
+        spec: dict[str, object] = {
+            "name": name,
+            "program": "builtin:gpt",
+            "args": MODEL,
+            "nodes": nodes,
+            "batch_size": 16,
+            "steps": steps,
+            "checkpoint": {
+                "dir": str(self.cluster.folder / "ckpt"),
+                "every": "10 steps",
+                "keep": 99,
+            },
+        }
+        job = self.cluster.controller.post("/api/v1/jobs", {"spec": spec | more}, JobView)
+        self.job_id = job.id
+        return job
+
+    def job(self) -> JobView:
+        return self.cluster.controller.get(job_path(self.job_id), JobView)
+
+    def wait_for(self, *states: JobState, seconds: float = SECONDS) -> JobView:
+        def look() -> JobView | None:
+            job = self.job()
+            assert job.state in states or not job.state.is_over, f"{job.state}: {job.message}"
+            return job if job.state in states else None
+
+        return until(look, f"{self.title} to be {' or '.join(states)}", seconds)
+
+    def wait_for_step(self, step: int, seconds: float = SECONDS) -> JobView:
+        def look() -> JobView | None:
+            job = self.job()
+            assert job.step >= step or not job.state.is_over, f"{job.state}: {job.message}"
+            return job if job.step >= step else None
+
+        return until(look, f"step {step} of {self.title}", seconds)
+
+    def recoveries(self) -> list[RecoveryView]:
+        return self.cluster.controller.all(job_path(self.job_id, "/recoveries"), RecoveryView)
+
+    def wait_for_recovery(self, count: int) -> RecoveryView:
+        """Until the job has recovered ``count`` times; the last of them."""
+
+        def look() -> RecoveryView | None:
+            over = [r for r in self.recoveries() if r.ended_at]
+            return over[count - 1] if len(over) >= count else None
+
+        return until(look, f"recovery {count} of {self.title}")
+
+    def generations(self) -> list[GenerationView]:
+        return self.cluster.controller.all(job_path(self.job_id, "/generations"), GenerationView)
+
+    def running(self) -> GenerationView:
+        """The generation that is committing steps."""
+
+        def look() -> GenerationView | None:
+            newest = self.generations()[-1]
+            return newest if newest.state is GenerationState.RUNNING else None
+
+        return until(look, "a running generation")
+
+    def node_of_rank(self, rank: int) -> str:
+        return self.running().seats[rank].node
+
+    def ledger(self) -> LedgerView:
+        return self.cluster.controller.get(job_path(self.job_id, "/ledger"), LedgerView)
+
+    def losses(self) -> dict[int, float]:
+        """Of each step that counts."""
+        path = job_path(self.job_id, "/series")
+        series = self.cluster.controller.get(path, SeriesView, points=10000)
+        assert not series.thinned
+        points: Sequence[SeriesPoint] = [p for p in series.points if not p.superseded]
+        assert all(p.loss is not None for p in points)
+        return {p.step: p.loss for p in points if p.loss is not None}
+
+    def clear(self) -> None:
+        """Cancel what runs and remove all nodes."""
+        for pid in self.stopped:
+            try:
+                os.kill(pid, signal.SIGCONT)
+            except ProcessLookupError:
+                continue
+        if self.job_id and not self.job().state.is_over:
+            self.cluster.controller.post(job_path(self.job_id, "/actions/cancel"), {}, JobView)
+            self.wait_for(JobState.CANCELLED, JobState.SUCCEEDED, JobState.FAILED)
+        self.cluster.fleet.delete([machine.name for machine in self.cluster.fleet.list()])
