@@ -169,7 +169,7 @@ class Zygote:
 
     async def _once_ready(self) -> Self:
         try:
-            await self._ready
+            await asyncio.shield(self._ready)
         except BaseException:
             await self.close()
             raise
@@ -238,6 +238,7 @@ class Zygote:
         if self._keeping:
             self._keeping.cancel()
         if self._process and not self._ready.done():
+            self._ready.cancel()
             self._process.kill()  # it imports, has forked nothing, and would hear us late
         if not self.lost.is_set():
             self._owner.shutdown(socket.SHUT_WR)
@@ -291,7 +292,8 @@ class Zygote:
     def _take(self, answer: forks.Answer) -> None:
         match answer:
             case forks.Ready():
-                self._ready.set_result(answer)
+                if not self._ready.done():
+                    self._ready.set_result(answer)
             case forks.Started():
                 if started := self._starting.get(answer.id):
                     started.set_result(answer.pid)

@@ -31,6 +31,11 @@ def run(spec: RunSpec, control: socket.socket) -> int:
     args: dict[str, Any] = dict(spec.program.args)
     say(control, PhaseBegun(phase=Phase.BOOT))
     sys.stdout.write(args.get("print", ""))
+    for _ in range(args.get("flood", 0)):
+        sys.stdout.write("x" * (1 << 20))
+    if args.get("source"):
+        with open(spec.program.source) as file:
+            print(file.read())
     if path := args.get("leave_behind"):
         leave_behind(path)
     for step in range(1, args.get("steps", 0) + 1):

@@ -1,0 +1,307 @@
+"""The daemon as a process, with a real zygote, against a small real controller."""
+
+import contextlib
+import gzip
+import hashlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent import wire
+from agent.sweep import Sessions, started_at
+from tests.fakes.controller import TOKEN, FakeController
+from tests.fakes.waiting import until
+from tests.fakes.zygotes import Mother, is_alive, run_spec
+from trainer.contract.progress import Phase, PhaseBegun, StepCommitted
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def mother() -> Iterator[Mother]:
+    with Mother() as mother:
+        yield mother
+
+
+@pytest.fixture
+def controller() -> Iterator[FakeController]:
+    controller = FakeController()
+    with controller.serving():
+        yield controller
+    controller.close()
+
+
+@contextlib.contextmanager
+def agent(
+    mother: Mother, controller: FakeController, folder: Path, *, token: str = TOKEN
+) -> Iterator[subprocess.Popen[str]]:
+    """An agent of its own zygote; killed at the end if it still runs."""
+    folder.mkdir(exist_ok=True)
+    (folder / "token").write_text(token + "\n")
+    ours, _ = mother.fork()
+    with ours:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-u", "-m", "agent.daemon", "--controller", controller.url,
+             "--token-file", str(folder / "token"), "--name", "vm-1",
+             "--state-dir", str(folder / "state"), "--zygote-fd", str(ours.fileno())],
+            pass_fds=[ours.fileno()], stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def start(generation: int = 1, *, job: str = "job_a", **args: Any) -> wire.Start:
+    return wire.Start(spec=run_spec(job=job, generation=generation, **args))
+
+
+def lines(controller: FakeController, generation: int) -> list[object]:
+    return [
+        said.line
+        for said in controller.told(wire.Said)
+        if isinstance(said, wire.Said) and said.generation == generation
+    ]
+
+
+def exits(controller: FakeController) -> list[tuple[int, int | None, int | None]]:
+    """(generation, code, signal) in the order in which they were reported."""
+    return [
+        (body.generation, body.code, body.signal)
+        for body in controller.told(wire.Exited)
+        if isinstance(body, wire.Exited)
+    ]
+
+
+def done(controller: FakeController) -> dict[int, str | None]:
+    """Order number -> error of each order that was answered."""
+    return {
+        body.number: body.error
+        for body in controller.told(wire.OrderDone)
+        if isinstance(body, wire.OrderDone)
+    }
+
+
+def is_running(controller: FakeController, generation: int, phase: str = Phase.BOOT) -> bool:
+    last = controller.beats[-1].running if controller.beats else ()
+    return [(r.generation, r.phase) for r in last] == [(generation, phase)]
+
+
+def test_an_ordered_trainer_runs_once_and_all_it_says_is_reported(
+    mother: Mother, controller: FakeController, tmp_path: Path
+) -> None:
+    with agent(mother, controller, tmp_path) as process:
+        until(lambda: controller.beats)
+        hello = controller.registered[0]
+        assert (hello.node, hello.running, hello.facts.pid) == ("vm-1", (), process.pid)
+        assert hello.facts.data_host == "127.0.0.1" and hello.facts.torch_version
+        controller.loses_answers = 2
+        controller.give(start(steps=3, print="hello\n", end={"code": 0}))
+        until(lambda: exits(controller) and controller.text("job_a", 1))
+        controller.give(start(job="job_b", end={"signal": signal.SIGSEGV}))
+        until(lambda: len(exits(controller)) == 2)
+    assert exits(controller) == [(1, 0, None), (1, None, signal.SIGSEGV)]
+    assert done(controller) == {1: None, 2: None}
+    said = [line for line in lines(controller, 1) if isinstance(line, StepCommitted)]
+    assert [line.step for line in said] == [1, 2, 3]
+    assert lines(controller, 1)[0] == PhaseBegun(phase=Phase.BOOT)
+    assert controller.received > len(controller.reports), "nothing was ever sent again"
+    assert controller.text("job_a", 1) == "hello\n"
+
+
+def test_an_older_generation_is_dead_before_a_newer_one_is_started(
+    mother: Mother, controller: FakeController, tmp_path: Path
+) -> None:
+    with agent(mother, controller, tmp_path):
+        controller.give(start(1))
+        until(lambda: is_running(controller, 1))
+        controller.give(start(3), start(2))
+        until(lambda: is_running(controller, 3))
+        controller.give(wire.Stop(job="job_a", up_to_generation=3))
+        until(lambda: 4 in done(controller))
+    assert exits(controller) == [(1, None, 9), (3, None, 9)]
+    order = [r.body for r in controller.reports if isinstance(r.body, wire.Exited | wire.OrderDone)]
+    started = next(i for i, b in enumerate(order) if b == wire.OrderDone(number=2))
+    assert isinstance(order[started - 1], wire.Exited), "started beside the older one"
+    assert "void" in (done(controller)[3] or "")
+
+
+def test_a_controller_that_goes_and_forgets_is_no_reason_to_stop(
+    mother: Mother, tmp_path: Path
+) -> None:
+    controller = FakeController()
+    with agent(mother, controller, tmp_path):
+        with controller.serving():
+            controller.give(start(steps=2))
+            until(lambda: is_running(controller, 1, Phase.STEP))
+            beats = len(controller.beats)
+        controller.knows = False
+        with controller.serving():
+            until(lambda: len(controller.registered) == 2 and len(controller.beats) > beats)
+            again = controller.registered[1]
+            assert again.incarnation == controller.registered[0].incarnation
+            assert [(r.generation, r.phase, r.step) for r in again.running] == [(1, "step", 2)]
+            controller.give(wire.HaltOrder(job="job_a", generation=1))
+            until(lambda: is_running(controller, 1, Phase.HALTED))
+    assert exits(controller) == [] and done(controller) == {1: None, 2: None}
+    controller.close()
+
+
+def test_an_agent_that_is_cut_off_for_too_long_stops_what_runs(
+    mother: Mother, tmp_path: Path
+) -> None:
+    controller = FakeController()
+    controller.max_offline_seconds = 0.5
+    with agent(mother, controller, tmp_path):
+        with controller.serving():
+            controller.give(start())
+            until(lambda: is_running(controller, 1))
+            trainer = recorded(tmp_path)
+        until(lambda: not is_alive(trainer))
+        with controller.serving():
+            until(lambda: exits(controller) == [(1, None, 9)])
+    controller.close()
+
+
+def recorded(folder: Path) -> int:
+    """The pid of the one trainer that the agent wrote down."""
+    sessions = json.loads((folder / "state/sessions.json").read_text())["sessions"]
+    (pid,) = map(int, sessions)
+    return pid
+
+
+def test_an_agent_that_is_killed_leaves_nothing_alive(
+    mother: Mother, controller: FakeController, tmp_path: Path
+) -> None:
+    left = tmp_path / "left"
+    with agent(mother, controller, tmp_path) as process:
+        controller.give(start(leave_behind=str(left)))
+        until(lambda: is_running(controller, 1))
+        until(left.exists)
+        family = [recorded(tmp_path), *map(int, left.read_text().split())]
+        assert all(map(is_alive, family))
+        process.kill()
+        until(lambda: not any(map(is_alive, family)))
+
+
+def test_an_agent_that_is_told_to_end_lets_its_trainers_leave(
+    mother: Mother, controller: FakeController, tmp_path: Path
+) -> None:
+    with agent(mother, controller, tmp_path) as process:
+        controller.give(start())
+        until(lambda: is_running(controller, 1))
+        process.terminate()
+        assert process.wait(20) == 0
+    assert exits(controller) == [(1, 20, None)]
+
+
+def test_a_flood_of_output_hurts_nobody(
+    mother: Mother, controller: FakeController, tmp_path: Path
+) -> None:
+    with agent(mother, controller, tmp_path):
+        controller.give(start(flood=200, end={"code": 0}))
+        until(lambda: exits(controller) and controller.text("job_a", 1).endswith("x"), 30)
+    text = controller.text("job_a", 1)
+    assert len(text) < 10 << 20 and "bytes left out" in text
+
+
+def test_a_bundle_is_fetched_checked_and_used(
+    mother: Mother, controller: FakeController, tmp_path: Path
+) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        info = tarfile.TarInfo("prog.py")
+        info.size = 5
+        tar.addfile(info, io.BytesIO(b"a = 1"))
+    content = gzip.compress(packed.getvalue())
+    good = "sha256:" + hashlib.sha256(content).hexdigest()
+    bad = "sha256:" + "0" * 64
+    controller.bundles = {good: content, bad: content}
+    wanted = start(source=True, end={"code": 0})
+    spec = wanted.spec.model_copy(
+        update={"program": wanted.spec.program.model_copy(update={"source": "prog.py"})}
+    )
+    with agent(mother, controller, tmp_path):
+        controller.give(wire.Start(spec=spec, bundle=bad))
+        until(lambda: 1 in done(controller))
+        controller.give(wire.Start(spec=spec, bundle=good))
+        until(lambda: controller.text("job_a", 1))
+    assert "hash" in (done(controller)[1] or "") and done(controller)[2] is None
+    assert controller.text("job_a", 1) == "a = 1\n"
+
+
+def test_the_checkpoint_folder_is_listed_and_changed_on_order(
+    mother: Mother, controller: FakeController, tmp_path: Path
+) -> None:
+    root = tmp_path / "ckpt"
+    for name in ("step-000002.g4", "step-000001.g4"):
+        (root / name).mkdir(parents=True)
+    about: dict[str, Any] = {"job": "job_a", "generation": 5, "root": str(root)}
+    with agent(mother, controller, tmp_path):
+        controller.give(
+            wire.Delete(**about, folders=("step-000001.g4", "step-000000.g1")),
+            wire.Delete(**about, folders=("../ckpt",)),
+            wire.MarkDone(**about, step=2, folder="step-000002.g4"),
+            wire.Look(**about),
+        )
+        until(lambda: controller.told(wire.Looked) and len(done(controller)) == 3)
+    assert done(controller)[1] is None and done(controller)[3] is None
+    assert "not the name" in (done(controller)[2] or "")
+    assert sorted(os.listdir(root)) == ["done.json", "step-000002.g4"]
+    (looked,) = controller.told(wire.Looked)
+    assert isinstance(looked, wire.Looked)
+    assert (looked.number, looked.newest_generation, looked.error) == (4, 4, None)
+
+
+def test_two_agents_do_not_share_a_state_folder(
+    mother: Mother, controller: FakeController, tmp_path: Path
+) -> None:
+    with agent(mother, controller, tmp_path) as first:
+        until(lambda: controller.beats)
+        with agent(mother, controller, tmp_path) as second:
+            _, said = second.communicate(timeout=20)
+        assert second.returncode == 1
+        assert f"another agent (process {first.pid}) uses" in said and "Traceback" not in said
+        assert first.poll() is None
+
+
+def test_a_token_that_is_not_known_ends_the_agent_with_a_sentence(
+    mother: Mother, controller: FakeController, tmp_path: Path
+) -> None:
+    with agent(mother, controller, tmp_path, token="wrong") as process:
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert said == (
+        "varuna-agent: the controller refuses this agent: 401: The token is not known.\n"
+    )
+
+
+def test_what_an_earlier_agent_left_is_swept_only_when_it_is_the_same_process(
+    tmp_path: Path,
+) -> None:
+    def sleeper() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["sleep", "60"], start_new_session=True)
+
+    with sleeper() as ours, sleeper() as stranger:
+        try:
+            path = tmp_path / "sessions.json"
+            running = {ours.pid: started_at(ours.pid), stranger.pid: 1}
+            path.write_text(json.dumps({"boot_id": "this", "sessions": running}))
+            assert Sessions(path, "another").sweep() == 0
+            path.write_text(json.dumps({"boot_id": "this", "sessions": running}))
+            assert Sessions(path, "this").sweep() == 1
+            assert ours.wait(10) == -signal.SIGKILL
+            assert is_alive(stranger.pid)
+            assert Sessions(path, "this").sweep() == 0
+        finally:
+            stranger.kill()
