@@ -50,10 +50,6 @@ class Pool:
         node = self.alive.get(name)
         return node if node and node.incarnation == incarnation else None
 
-    def answering(self) -> frozenset[str]:
-        """The names of the nodes that answer."""
-        return frozenset(self._answering)
-
     def answers(self, name: str, incarnation: str) -> bool:
         """Whether that incarnation is alive and answers."""
         return name in self._answering and self.find(name, incarnation) is not None

@@ -77,9 +77,10 @@ def hold(look: Look, job: Job, silent: tuple[Node, ...]) -> Actions:
     """Silence alone ends a generation only when a successor can follow: nodes that come back
     healthy (our own network failed, say) are taken back with their running generation.
     """
-    names = _who_has(silent)
-    said = f"{names} not answered for {seconds(look.rules.lost_after)}"
-    if job.spec.recovery.below_min == "fail" or _has_waited_too_long(look, job):
+    assert job.current is not None
+    said = f"{_who_has(silent)} not answered for {seconds(look.rules.lost_after)}"
+    theirs = len(silent) < len(job.current.nodes)  # all at once may be our own network
+    if (theirs and job.spec.recovery.below_min == "fail") or _has_waited_too_long(look, job):
         because = f"{said}, and too few VMs are left."
         return close(look, job, JobState.FAILED, Reason.TOO_FEW_NODES, because)
     ready = _ready(look, job)

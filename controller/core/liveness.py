@@ -40,12 +40,14 @@ def is_dead(
 ) -> str | None:
     """The sentence that convicts it, or None: a suspect whose peers' errors agree.
 
-    A suspect whose own trainer's exit was reported is not convicted by its peers' errors: they
-    follow from that exit.
+    A suspect whose own trainer was reported to have exited by itself is not convicted by its peers'
+    errors: they follow from that exit.
     """
+    if node.suspect_since is None and now - node.heard_at <= rules.suspect_after:
+        return None
     own = [seat for seat in generation.seats if _sits(seat, node)]
     others = [seat for seat in generation.seats if not _sits(seat, node)]
-    if any(seat.exit for seat in own):
+    if any(seat.exit is not None and seat.exit.signal is None for seat in own):
         return None
     named_by = _who_names({seat.rank for seat in own}, others)
     broken_at = node.suspect_since
@@ -55,7 +57,7 @@ def is_dead(
         silence = now - max(node.heard_at, broken_at)
         if silence > rules.broken_bound and any(has_broken_link(seat) for seat in others):
             return f"{node.name}'s agent has gone away and its peers' links broke"
-    elif named_by and now > world.grace_until and now - node.heard_at > rules.suspect_after:
+    elif named_by and now > world.grace_until:
         silence_bound = seconds(rules.suspect_after)
         return f"{named_by.node} lost its link to {node.name}, unheard for {silence_bound}"
     return None

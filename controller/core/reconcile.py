@@ -48,7 +48,7 @@ def reconcile(world: World, now: float, rules: Rules) -> tuple[Decision, ...]:
     for job in world.jobs:
         if decided[job.id] is None:
             decided[job.id] = _go_on(look, job)
-    jobs = [Decision(job, done, because_of(done)) for job, done in decided.items() if done]
+    jobs = [Decision(id_, done, because_of(done)) for id_, done in decided.items() if done]
     return (*lost, *jobs, *_about_nodes(look.settled_nodes()))
 
 
@@ -80,7 +80,7 @@ def _prepare(look: Look, job: Job, planned: Generation) -> Actions:
     """Launch, when the folder is listed and losses and joins have settled."""
     nodes = look.pool.offer(job)
     look.pool.take(job, nodes)
-    if fault := _listing_fault(look, planned):
+    if fault := _listing_fault(look, planned, nodes):
         above = planned.found.newest_marker if planned.found else 0
         return end(look, job, fault, above)
     if len(nodes) < job.spec.nodes.min:
@@ -103,13 +103,14 @@ def _prepare(look: Look, job: Job, planned: Generation) -> Actions:
     return end(look, job, Fault(Reason.NO_PLAN_FITS, False, choice.because))
 
 
-def _listing_fault(look: Look, planned: Generation) -> Fault | None:
-    """Why this number cannot be launched."""
+def _listing_fault(look: Look, planned: Generation, nodes: tuple[Node, ...]) -> Fault | None:
+    """Why this number cannot be launched. ``nodes``: who could be asked instead."""
     looker = planned.look_node
-    if look.pool.find(looker or "", planned.look_incarnation or "") is None:
-        because = f"{looker} was lost while it listed the checkpoint folder"
-        return Fault(Reason.NODE_LOST, False, because)
     if (found := planned.found) is None:
+        asked = (looker or "", planned.look_incarnation or "")
+        if look.pool.find(*asked) is None or (nodes and not look.pool.answers(*asked)):
+            because = f"{looker} went away while it listed the checkpoint folder"
+            return Fault(Reason.NODE_LOST, False, because)
         bound = look.rules.look_deadline
         if look.now <= planned.created_at + bound:
             return None

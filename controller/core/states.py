@@ -3,7 +3,7 @@
     job         waiting -> starting -> running <-> recovering -> succeeded
                    ^ ^        |          | |           |
                    | +--------+----------+-+-----------+-------> failed | cancelled
-                   |  (waiting -> running: nodes that were only cut off are back)
+                   |  (waiting -> running, succeeded: nodes that were only cut off are back)
                    +--- paused
 
     generation  planned -> launching -> running -> draining -> ended
@@ -99,7 +99,9 @@ class GenerationState(StrEnum):
 _J, _N, _G = JobState, NodeState, GenerationState
 
 _JOB_MOVES: Mapping[JobState, frozenset[JobState]] = {
-    _J.WAITING: frozenset({_J.STARTING, _J.RUNNING, _J.PAUSED, _J.FAILED, _J.CANCELLED}),
+    _J.WAITING: frozenset(
+        {_J.STARTING, _J.RUNNING, _J.PAUSED, _J.SUCCEEDED, _J.FAILED, _J.CANCELLED}
+    ),
     _J.STARTING: frozenset(
         {_J.RUNNING, _J.WAITING, _J.PAUSED, _J.SUCCEEDED, _J.FAILED, _J.CANCELLED}
     ),

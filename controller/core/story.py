@@ -55,7 +55,8 @@ def loss_of(nodes: tuple[tuple[str, str], ...], pool: Pool) -> str:
 
 
 def _cause(job: Job, pool: Pool) -> str:
-    last = job.past[-1]
+    """Why the last launch is over; what came between (a listing that failed) is told already."""
+    last = next(g for g in reversed(job.past) if g.launched)
     return loss(job, pool) if last.reason is Reason.NODE_LOST else last.because.rstrip(".")
 
 

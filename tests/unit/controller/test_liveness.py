@@ -83,6 +83,14 @@ def test_a_trainer_that_died_is_no_reason_to_lose_its_node() -> None:
     assert not lost(cluster)
 
 
+def test_a_trainer_that_was_killed_a_moment_before_its_agent_is_no_alibi() -> None:
+    cluster = running(4)
+    seat = cluster.generation().seats[1]
+    cluster.exit(1, signal=9)
+    cluster.kill(seat.node)
+    assert list(lost(cluster)) == [seat.node]
+
+
 def test_a_frozen_node_is_lost_by_silence_after_five_seconds() -> None:
     cluster = running(4)
     cluster.freeze("vm-2")

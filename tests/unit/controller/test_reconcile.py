@@ -260,9 +260,13 @@ def test_a_loss_while_planned_takes_no_new_number_unless_the_looker_is_lost() ->
     cluster.settle()
     assert cluster.generation().number == 3
     cluster.kill(str(looker))
-    cluster.pass_time(6)
     cluster.settle()
     assert cluster.generation().number == 4
+    cluster.list_folder()
+    cluster.kill(str(cluster.generation().look_node))
+    cluster.pass_time(6)
+    cluster.settle()
+    assert cluster.generation().number == 4, "it has said what it was asked for"
 
 
 def test_four_losses_a_second_apart_make_a_generation_each_at_most() -> None:
@@ -335,6 +339,28 @@ def test_nodes_that_were_only_cut_off_are_taken_back_with_their_running_generati
     cluster.settle()
     assert the_job(cluster).state is JobState.RUNNING
     assert cluster.generation().number == number
+
+
+def test_a_job_that_was_only_cut_off_may_come_back_succeeded() -> None:
+    cluster = running(4, submitted=job(steps=30))
+    cluster.freeze(*cluster.nodes)
+    cluster.pass_time(60)
+    cluster.settle()
+    cluster.thaw(*cluster.nodes)
+    cluster.step(steps=5)
+    cluster.settle()
+    assert the_job(cluster).state is JobState.SUCCEEDED
+
+
+@pytest.mark.parametrize(("cut_off", "state"), [(4, JobState.WAITING), (3, JobState.FAILED)])
+def test_silence_of_all_may_be_our_own_network_and_fails_no_job(
+    cut_off: int, state: JobState
+) -> None:
+    cluster = running(4, submitted=job(nodes="4", recovery={"below_min": "fail"}))
+    cluster.freeze(*list(cluster.nodes)[:cut_off])
+    cluster.pass_time(5.1)
+    cluster.settle()
+    assert the_job(cluster).state is state
 
 
 def test_a_returned_vm_is_a_new_incarnation_and_its_old_seat_is_lost() -> None:
