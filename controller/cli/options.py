@@ -31,4 +31,6 @@ class Connection:
     def of(cls, context: typer.Context) -> Controller:
         """The controller that this command speaks to."""
         said = context.find_object(cls) or cls(None, None)
-        return Controller(find(said.url, said.token_file))
+        controller = Controller(find(said.url, said.token_file))
+        context.call_on_close(controller.close)
+        return controller

@@ -71,6 +71,7 @@ def _job(start: float, name: str) -> dict[str, Any]:
 
 def _node(i: int, start: float) -> dict[str, Any]:
     gone = {2: ENDED[2], 5: ENDED[2], 7: ENDED[3]}.get(i)
+    state = "lost" if gone else "ready" if i == 8 else "working"
     facts = wire.Facts(
         hostname="spot", boot_id="b", pid=1000 + i, cores=2, memory_bytes=24 << 30,
         devices=(wire.Device(kind="cpu", index=0, memory_bytes=24 << 30),),
@@ -78,7 +79,7 @@ def _node(i: int, start: float) -> dict[str, Any]:
     )  # fmt: skip
     return {
         "name": f"node-{i}", "incarnation": f"incarnation-{i}", "reported": 0,
-        "state": "lost" if gone else "ready" if i == 8 else "working", "facts": facts.model_dump(mode="json"),
+        "state": state, "facts": facts.model_dump(mode="json"),
         "registered_at": start + i / 5, "heard_at": start + 100,
         "gone_at": start + gone if gone else None,
     }  # fmt: skip
@@ -117,8 +118,8 @@ def _seats(generation: int) -> list[dict[str, Any]]:
     running = generation == max(SHAPES)
     return [
         {
-            "job": JOB, "generation": generation, "rank": rank, "node": f"node-{live[rank % len(live)]}",
-            "incarnation": f"incarnation-{live[rank % len(live)]}", "device": 0, "phase": "step",
+            "job": JOB, "generation": generation, "rank": rank, "node": f"node-{live[rank]}",
+            "incarnation": f"incarnation-{live[rank]}", "device": 0, "phase": "step",
             "phases": {}, "applied": SPANS[generation][1],
             "exit": None if running else {"code": None, "signal": 9, "log_tail": ""},
         }
