@@ -5,10 +5,13 @@ watches the sockets of the process groups: when a peer dies, the kernel tells ea
 and directly, so each names the same rank within a millisecond.
 
 A *halt* shuts down every connected socket of the groups (never a listening one: gloo would abort
-the process), which ends any wait of the main thread. It then stands still with its state intact
-until it is told to leave, its limbo runs out, or the agent is gone.
+the process), which ends any wait of the main thread; it then stands still with its state intact
+until it is told to leave, its limbo runs out, or the agent is gone. The reading side goes at once,
+which no peer can see; the writing side a little later, so that errors travel on but nobody takes
+one who halted for the one who died.
 """
 
+import math
 import os
 import select
 import socket
@@ -31,6 +34,10 @@ from trainer.contract.progress import (
 
 COME_BACK_SECONDS = 10.0
 """How long the main thread may take to stand still once halted."""
+_HANG_UP_SECONDS = 0.5
+"""How long after a halt the peers are hung up on: longer than the kernel takes to close all sockets
+of a killed process on a busy machine.
+"""
 _DIRECT_SIGHT_SECONDS = 0.2
 _LAST_WORDS_SECONDS = 5.0
 
@@ -73,8 +80,8 @@ class Control:
         self._peers: dict[int, tuple[socket.socket, int]] = {}
         self._cause: _Cause | None = None
         self._is_halted = threading.Event()
-        self._stands_still = False
-        self._deadline: float | None = None
+        self._hang_up_at = math.inf
+        self._give_up_at = math.inf
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
         self._epoll.register(self._wake, select.EPOLLIN)
@@ -120,10 +127,9 @@ class Control:
             if self._cause is not None:
                 return
             self._cause = _Cause(cause, suspects)
-            self._deadline = time.monotonic() + COME_BACK_SECONDS
-        for connected, _ in self._peers.values():
-            with suppress(OSError):
-                connected.shutdown(socket.SHUT_RDWR)
+            self._hang_up_at = time.monotonic() + _HANG_UP_SECONDS
+            self._give_up_at = time.monotonic() + COME_BACK_SECONDS
+        self._shut_down(socket.SHUT_RD)
         self._is_halted.set()
         os.eventfd_write(self._wake, 1)
 
@@ -137,8 +143,7 @@ class Control:
 
     def stand_still(self, limbo_seconds: float) -> None:
         """Report and wait for an order; returns when none came. The control thread leaves."""
-        with self._lock:
-            self._stands_still = True
+        self._give_up_at = math.inf
         self._report_halted(torn=self.standing.is_applying)
         self.enter(Phase.HALTED)
         time.sleep(limbo_seconds)
@@ -161,14 +166,17 @@ class Control:
                 else:
                     self._lose(descriptor)
             self._write()
-            if self._patience() == 0:
+            now = time.monotonic()
+            if now >= self._hang_up_at:
+                self._hang_up_at = math.inf
+                self._shut_down(socket.SHUT_RDWR)
+            if now >= self._give_up_at:
                 self._give_up_main_thread()
 
     def _patience(self) -> float | None:
-        """Seconds until the main thread must stand still; None when nothing is asked of it."""
-        if self._deadline is None or self._stands_still:
-            return None
-        return max(0.0, self._deadline - time.monotonic())
+        """Seconds until there is something to do that nobody asks for."""
+        at = min(self._hang_up_at, self._give_up_at)
+        return None if at == math.inf else max(0.0, at - time.monotonic())
 
     def _hear(self) -> None:
         try:
@@ -188,9 +196,15 @@ class Control:
                 case Leave():
                     os._exit(ExitCode.LEFT)
 
+    def _shut_down(self, how: int) -> None:
+        for connected, _ in self._peers.values():
+            with suppress(OSError):
+                connected.shutdown(how)
+
     def _lose(self, descriptor: int) -> None:
-        """A peer hung up: it died, or it halted because somebody else did."""
-        self._epoll.unregister(descriptor)
+        """A peer hung up: it died or ended, or halted a while ago."""
+        with suppress(OSError):
+            self._epoll.unregister(descriptor)
         rank = self._peers[descriptor][1]
         self.halt(f"rank {rank} hung up", (rank,))
 

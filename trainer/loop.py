@@ -1,31 +1,21 @@
-"""Training: a mini-batch under the schedule, the vote, the optimizer's step; then the next.
+"""Training: a mini-batch through the pipeline, the vote, the optimizer's step; then the next.
 
-Read :meth:`Loop.run` from the top. What is next, :mod:`trainer.contract.schedule` says; what comes
-from and goes to the neighbour stages, :mod:`trainer.links` carries; what all ranks must agree on,
-:mod:`trainer.replicas` asks.
+Read :meth:`Loop.run` from the top. What all ranks must agree on, :mod:`trainer.replicas` asks.
 """
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from trainer.checkpoint import SaveError, newer_marker, write_part
-from trainer.contract.checkpoints import Committed, PartHeader
+from trainer.contract.checkpoints import Committed, DataPosition, PartHeader
 from trainer.contract.progress import Finished, Phase, SaveFailed, StepCommitted
 from trainer.contract.samples import positions_of
-from trainer.contract.schedule import Kind, StagePlan, StageState
 from trainer.contract.spec import RunSpec
-from trainer.contract.topology import Seat, micro_batches
+from trainer.contract.topology import Seat
 from trainer.control import Control
-from trainer.data import Batch, Batches
 from trainer.groups import PeerLostError
-from trainer.links import Links, in_a_tuple
-from trainer.program import LoadedProgram, ProgramError
+from trainer.pipeline import Pipeline
 from trainer.replicas import Replicas, Totals, Vote
 from trainer.stages import Stage
 
@@ -40,47 +30,31 @@ class Loop:
     def __init__(
         self,
         spec: RunSpec,
-        program: LoadedProgram,
-        batches: Batches,
+        data: DataPosition,
         stage: Stage,
-        links: Links,
+        pipeline: Pipeline,
         replicas: Replicas,
         control: Control,
     ) -> None:
         self._spec = spec
-        self._seat = seat = Seat.of(spec.rank, spec.shape)
-        self._program = program
+        self._data = data
         self._stage = stage
-        self._links = links
+        self._pipeline = pipeline
         self._replicas = replicas
         self._control = control
-        self._batches = batches
-        self._micro_batches = micro_batches(spec.training.batch_size, spec.shape)[seat.replica]
-        self._plan = StagePlan.of(
-            spec.training.schedule,
-            seat.stage,
-            spec.shape.depth,
-            len(self._micro_batches),
-            spec.in_flight[seat.stage] if spec.in_flight else None,
-        )
-        self._fetched: dict[int, Batch] = {}
-        self._inputs: dict[int, Any] = {}
-        self._graphs: dict[int, list[Tensor]] = {}
-        self._first_output: list[Tensor] | None = None
         self._committed: list[Committed] = []
         self._saved_at = time.monotonic()
 
     def run(self) -> None:
         """Train to the last step and save it.
 
-        Raises ProgramError, PeerLostError, HaltingError, SaveError (of the last step) or
-        StaleError.
+        Raises ProgramError, PeerLostError, HaltingError, StaleError, or SaveError of the last step.
         """
         done, last = self._control.standing.applied, self._spec.training.steps
         self._control.enter(Phase.FIRST_STEP)
         for step in range(done + 1, last + 1):
             began = time.monotonic()
-            totals = self._mini_batch(step)
+            totals = self._pipeline.run(step, self._control.check)
             vote = self._commit(step, totals)
             self._report(step, vote, time.monotonic() - began)
             if step == done + 1:
@@ -88,103 +62,6 @@ class Loop:
             if step == last or vote.save_is_due or self._is_nth(step):
                 self._save(step)
         self._end()
-
-    # --- one step -----------------------------------------------------------------------------
-
-    def _mini_batch(self, step: int) -> Totals:
-        """All micro-batches of this replica forward and backward through this stage."""
-        state, totals = StageState(self._plan), Totals()
-        self._stage.clear_gradients()
-        self._links.expect([micro_batch.size for micro_batch in self._micro_batches])
-        while not state.is_done:
-            self._control.check()
-            for kind, m in self._links.arrivals():
-                state.arrived(kind, m)
-            task = state.next_task()
-            if task is None:
-                self._links.wait()
-            elif task.kind is Kind.FORWARD:
-                self._forward(step, task.micro_batch, totals)
-            elif task.kind is Kind.RECOMPUTE:
-                self._grow_graph(step, task.micro_batch, totals)
-            else:
-                self._backward(task.micro_batch)
-        self._links.settle()
-        return totals
-
-    def _forward(self, step: int, m: int, totals: Totals) -> None:
-        self._inputs[m] = self._input_of(step, m)
-        if not self._plan.recomputes:  # the last stage: its backward comes right after
-            self._grow_graph(step, m, totals)
-            return
-        tensors = _tensors(self._inputs[m])
-        versions = [tensor._version for tensor in tensors]
-        with torch.no_grad():
-            output = self._stage.forward(self._inputs[m], step, self._micro_batches[m].number)
-        if versions != [tensor._version for tensor in tensors]:
-            raise ProgramError(
-                f"{self._my_layers} change their input in place, which a recompute would do twice"
-            )
-        if self._first_output is None:
-            self._first_output = _tensors(output)
-        if not self._plan.is_last:
-            self._links.send(Kind.FORWARD, m, self._micro_batches[m].size, output)
-
-    def _grow_graph(self, step: int, m: int, totals: Totals) -> None:
-        """Run forward with a graph for the backward to consume; on the last stage up to the loss."""
-        number = self._micro_batches[m].number
-        if not self._plan.is_first:
-            for tensor in _tensors(self._inputs[m]):
-                tensor.requires_grad_(tensor.is_floating_point() or tensor.is_complex())
-        output = self._stage.forward(self._inputs[m], step, number)
-        if self._first_output:
-            self._check_repeated(self._first_output, _tensors(output))
-            self._first_output = []
-        if self._plan.is_last:
-            batch = self._batch(step, m)
-            loss = self._stage.loss(output, batch, step, number)
-            totals.add(loss, batch)
-            self._graphs[m] = [loss.sum]
-        else:
-            self._graphs[m] = _tensors(output)
-
-    def _backward(self, m: int) -> None:
-        outputs, inputs = self._graphs.pop(m), _tensors(self._inputs.pop(m))
-        self._fetched.pop(m, None)
-        gradients: Sequence[Tensor | None] = [None]
-        if not self._plan.is_last:
-            gradients = in_a_tuple(self._links.take(Kind.BACKWARD, m))
-            pairs = zip(outputs, gradients, strict=True)
-            wanted = [(o, g) for o, g in pairs if o.requires_grad and g is not None]
-            outputs, gradients = [o for o, _ in wanted], [g for _, g in wanted]
-        with self._program.blaming(f"the backward pass of {self._my_layers}"):
-            torch.autograd.backward(outputs, gradients)
-        if not self._plan.is_first:
-            size = self._micro_batches[m].size
-            self._links.send(Kind.BACKWARD, m, size, tuple(tensor.grad for tensor in inputs))
-
-    def _input_of(self, step: int, m: int) -> Any:
-        if self._plan.is_first:
-            return self._program.inputs(self._batch(step, m).tensors)
-        return self._links.take(Kind.FORWARD, m)
-
-    def _batch(self, step: int, m: int) -> Batch:
-        if m not in self._fetched:
-            self._fetched[m] = self._batches.fetch(step, self._micro_batches[m])
-        return self._fetched[m]
-
-    def _check_repeated(self, first: list[Tensor], second: list[Tensor]) -> None:
-        """A recompute must give the very same bits; seen once, at the start."""
-        if not all(map(_is_same, first, second)):
-            raise ProgramError(
-                f"{self._my_layers} give something else when they are run a second time: do they "
-                "keep state, or draw random numbers that torch's generator does not give?"
-            )
-
-    @property
-    def _my_layers(self) -> str:
-        first, *_, last = *self._stage.layers, *self._stage.layers
-        return f"layer {first}" if first == last else f"layers {first} to {last}"
 
     def _commit(self, step: int, totals: Totals) -> Vote:
         """Sum, vote, apply."""
@@ -196,10 +73,8 @@ class Loop:
         if vote.samples != training.batch_size:
             raise RuntimeError(f"step {step} took {vote.samples} of {training.batch_size} samples")
         if vote.is_sound:
-            scale = vote.gradient_scale(training.clip_grad_norm)
-            lr_scale = self._program.lr_scale(step)
             standing.is_applying = True
-            self._stage.apply(scale, lr_scale)
+            self._stage.apply(step, vote.gradient_scale(training.clip_grad_norm))
             standing.is_applying = False
         standing.applied = step
         return vote
@@ -252,10 +127,11 @@ class Loop:
             shape=spec.shape,
             layer_count=self._stage.layer_count,
             resumed_from=spec.resumed_from,
-            data=self._batches.position,
+            data=self._data,
             committed=tuple(self._committed),
         )
-        share = [i for i in self._stage.layers if i % spec.shape.replicas == self._seat.replica]
+        replica = Seat.of(spec.rank, spec.shape).replica
+        share = [i for i in self._stage.layers if i % spec.shape.replicas == replica]
         states = self._stage.states(share)
         try:
             self._control.say(write_part(spec.saving.root, header.folder, header, states))
@@ -277,18 +153,3 @@ class Loop:
         self._control.unwatch()
         with suppress(PeerLostError):
             self._replicas.wait_for_all()
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    """Those in what a layer takes or gives."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        value = value.values()
-    return [one for one in value if isinstance(one, Tensor)] if isinstance(value, Iterable) else []
-
-
-def _is_same(first: Tensor, second: Tensor) -> bool:
-    if torch.equal(first, second):
-        return True
-    return first.is_floating_point() and torch.allclose(first, second, 0, 0, equal_nan=True)

@@ -26,6 +26,7 @@ from trainer.data import Batches, same_data
 from trainer.groups import PeerLostError, RendezvousError, meet
 from trainer.links import Links
 from trainer.loop import Loop, StaleError
+from trainer.pipeline import Pipeline, Share
 from trainer.program import ProgramError, load
 from trainer.replicas import Replicas
 from trainer.stages import Model, Stage
@@ -69,13 +70,14 @@ def _train(spec: RunSpec, control: Control) -> None:
     if newer := newer_marker(spec.saving.root, spec.generation):
         raise StaleError(f"generation {newer} has begun")
     _refuse_unsupported(spec)
-    seat, step = Seat.of(spec.rank, spec.shape), spec.resumed_from.step
+    share, step = Share.of(spec), spec.resumed_from.step
+    seat = Seat.of(spec.rank, spec.shape)
     mine = range(spec.cuts[seat.stage], spec.cuts[seat.stage + 1])
 
     control.enter(Phase.PROGRAM)
     program = load(spec.program)
     model = Model.draw(program)
-    check_cuts(spec.cuts, len(model.layers), spec.shape.depth)
+    _check_cuts(spec, model)
     batches = Batches(program.dataset, spec.training)
     ties = model.ties()
 
@@ -95,8 +97,9 @@ def _train(spec: RunSpec, control: Control) -> None:
         previous=spec.rank - 1 if seat.stage > 0 else None,
         following=spec.rank + 1 if seat.stage < spec.shape.depth - 1 else None,
     )
+    pipeline = Pipeline(share, program, batches, stage, links)
     replicas = Replicas(spec, stage, ties, groups)
-    Loop(spec, program, batches, stage, links, replicas, control).run()
+    Loop(spec, batches.position, stage, pipeline, replicas, control).run()
 
 
 def _refuse_unsupported(spec: RunSpec) -> None:
@@ -104,6 +107,13 @@ def _refuse_unsupported(spec: RunSpec) -> None:
         raise ProgramError("precision float16 is not supported: take float32 or bfloat16")
     if spec.device != "cpu":
         raise ProgramError(f"device {spec.device} is not supported: take cpu")
+
+
+def _check_cuts(spec: RunSpec, model: Model) -> None:
+    try:
+        check_cuts(spec.cuts, len(model.layers), spec.shape.depth)
+    except ValueError as error:
+        raise ProgramError(str(error)) from error
 
 
 def _failure(spec: RunSpec, error: Exception) -> Failed:

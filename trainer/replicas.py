@@ -3,8 +3,8 @@ the vote by which a step commits.
 
 Gradients are sums over samples, summed in an order that does not depend on the depth: over the
 replicas layer by layer, then over the layers that hold a tied weight. The vote is one all-reduce of
-float64 in which each slot but the first two has a single contributor, so that the sum is exact; what
-really adds up is added here, in layer and replica order.
+float64 in which each slot but the first two has a single contributor, so that the sum is exact;
+what really adds up is added here, in layer and replica order.
 """
 
 import json

@@ -170,10 +170,11 @@ class Stage:
             for gradient in self.gradients_of(index):
                 gradient.zero_()
 
-    def apply(self, gradient_scale: float, lr_scale: float) -> None:
-        """Scale the gradients, set the learning rates, and step."""
+    def apply(self, step: int, gradient_scale: float) -> None:
+        """Scale the gradients, set the learning rates, and step. Raises ProgramError."""
         if self.optimizer is None:
             return
+        lr_scale = self._program.lr_scale(step)
         for gradients in self.gradients.values():
             for flat in gradients:
                 flat.mul_(gradient_scale)

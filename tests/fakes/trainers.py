@@ -151,8 +151,12 @@ class Trainers:
 
         return self._runner.run(fork())
 
+    def kill(self, rank: Rank) -> None:
+        """SIGKILL it."""
+        self._runner.run(rank.trainer.kill())
+
     def wait(
-        self, generation: Generation, condition: Any = None, seconds: float = 30
+        self, generation: Generation, condition: Any = None, seconds: float = 90
     ) -> Generation:
         """Listen until all ranks are gone, or ``condition(generation)`` holds."""
 

@@ -1,1 +1,1 @@
-"""All that others may know of a trainer, without torch: spec, progress, schedule, topology, costs."""
+"""All that others may know of a trainer, without torch: spec, progress, schedule, costs, ..."""

@@ -1,0 +1,169 @@
+"""One mini-batch through this stage: forwards, recomputes and backwards as the schedule says.
+
+Of a micro-batch in flight only the stage's input is kept; the recompute grows the graph that the
+backward consumes. The last stage grows it right away, up to the loss.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.contract.schedule import Kind, StagePlan, StageState
+from trainer.contract.spec import RunSpec
+from trainer.contract.topology import MicroBatch, Seat, micro_batches
+from trainer.data import Batch, Batches
+from trainer.links import Links, in_a_tuple
+from trainer.program import LoadedProgram, ProgramError
+from trainer.replicas import Totals
+from trainer.stages import Stage
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank does in every step."""
+
+    micro_batches: tuple[MicroBatch, ...]
+    plan: StagePlan
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> "Share":
+        """Raises ValueError when the spec contradicts itself."""
+        seat = Seat.of(spec.rank, spec.shape)
+        mine = micro_batches(spec.training.batch_size, spec.shape)[seat.replica]
+        in_flight = spec.in_flight[seat.stage] if spec.in_flight else None
+        schedule, depth = spec.training.schedule, spec.shape.depth
+        return cls(mine, StagePlan.of(schedule, seat.stage, depth, len(mine), in_flight))
+
+
+class Pipeline:
+    """This rank's stage between its neighbours."""
+
+    def __init__(
+        self, share: Share, program: LoadedProgram, batches: Batches, stage: Stage, links: Links
+    ) -> None:
+        self._micro_batches = share.micro_batches
+        self._plan = share.plan
+        self._program = program
+        self._batches = batches
+        self._stage = stage
+        self._links = links
+        self._fetched: dict[int, Batch] = {}
+        self._inputs: dict[int, Any] = {}
+        self._graphs: dict[int, list[Tensor]] = {}
+        self._first_output: list[Tensor] | None = None
+
+    def run(self, step: int, check: Callable[[], None]) -> Totals:
+        """All micro-batches of this replica forward and backward; ``check`` may raise in between.
+
+        Leaves the sums of gradients in the stage. Raises ProgramError or PeerLostError.
+        """
+        state, totals = StageState(self._plan), Totals()
+        self._stage.clear_gradients()
+        self._links.expect([micro_batch.size for micro_batch in self._micro_batches])
+        while not state.is_done:
+            check()
+            for kind, m in self._links.arrivals():
+                state.arrived(kind, m)
+            task = state.next_task()
+            if task is None:
+                self._links.wait()
+            elif task.kind is Kind.FORWARD:
+                self._forward(step, task.micro_batch, totals)
+            elif task.kind is Kind.RECOMPUTE:
+                self._grow_graph(step, task.micro_batch, totals)
+            else:
+                self._backward(task.micro_batch)
+        self._links.settle()
+        return totals
+
+    def _forward(self, step: int, m: int, totals: Totals) -> None:
+        self._inputs[m] = self._input_of(step, m)
+        if not self._plan.recomputes:  # the last stage: its backward comes right after
+            self._grow_graph(step, m, totals)
+            return
+        tensors = _tensors(self._inputs[m])
+        versions = [tensor._version for tensor in tensors]
+        with torch.no_grad():
+            output = self._stage.forward(self._inputs[m], step, self._micro_batches[m].number)
+        if versions != [tensor._version for tensor in tensors]:
+            raise ProgramError(
+                f"{self._my_layers}: the input is changed in place, which a recompute does twice"
+            )
+        if self._first_output is None:
+            self._first_output = _tensors(output)
+        if not self._plan.is_last:
+            self._links.send(Kind.FORWARD, m, self._micro_batches[m].size, output)
+
+    def _grow_graph(self, step: int, m: int, totals: Totals) -> None:
+        """Run forward with a graph for the backward; on the last stage up to the loss."""
+        number = self._micro_batches[m].number
+        if not self._plan.is_first:
+            for tensor in _tensors(self._inputs[m]):
+                tensor.requires_grad_(tensor.is_floating_point() or tensor.is_complex())
+        output = self._stage.forward(self._inputs[m], step, number)
+        if self._first_output:
+            self._check_repeated(self._first_output, _tensors(output))
+            self._first_output = []
+        if self._plan.is_last:
+            batch = self._batch(step, m)
+            loss = self._stage.loss(output, batch, step, number)
+            totals.add(loss, batch)
+            self._graphs[m] = [loss.sum]
+        else:
+            self._graphs[m] = _tensors(output)
+
+    def _backward(self, m: int) -> None:
+        outputs, inputs = self._graphs.pop(m), _tensors(self._inputs.pop(m))
+        self._fetched.pop(m, None)
+        gradients: Sequence[Tensor | None] = [None]
+        if not self._plan.is_last:
+            gradients = in_a_tuple(self._links.take(Kind.BACKWARD, m))
+            pairs = zip(outputs, gradients, strict=True)
+            wanted = [(o, g) for o, g in pairs if o.requires_grad and g is not None]
+            outputs, gradients = [o for o, _ in wanted], [g for _, g in wanted]
+        with self._program.blaming(f"the backward pass of {self._my_layers}"):
+            torch.autograd.backward(outputs, gradients)
+        if not self._plan.is_first:
+            size = self._micro_batches[m].size
+            self._links.send(Kind.BACKWARD, m, size, tuple(tensor.grad for tensor in inputs))
+
+    def _input_of(self, step: int, m: int) -> Any:
+        if self._plan.is_first:
+            return self._program.inputs(self._batch(step, m).tensors)
+        return self._links.take(Kind.FORWARD, m)
+
+    def _batch(self, step: int, m: int) -> Batch:
+        if m not in self._fetched:
+            self._fetched[m] = self._batches.fetch(step, self._micro_batches[m])
+        return self._fetched[m]
+
+    def _check_repeated(self, first: list[Tensor], second: list[Tensor]) -> None:
+        """A recompute must give the very same bits; seen once, at the start."""
+        if not all(map(_is_same, first, second)):
+            raise ProgramError(
+                f"{self._my_layers}: a second run gives something else, and a recompute is one: is "
+                "there state, or are numbers drawn from another generator than torch's?"
+            )
+
+    @property
+    def _my_layers(self) -> str:
+        first, *_, last = *self._stage.layers, *self._stage.layers
+        return f"layer {first}" if first == last else f"layers {first} to {last}"
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """Those in what a layer takes or gives."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = value.values()
+    return [one for one in value if isinstance(one, Tensor)] if isinstance(value, Iterable) else []
+
+
+def _is_same(first: Tensor, second: Tensor) -> bool:
+    if first.shape != second.shape or not first.is_floating_point():
+        return torch.equal(first, second)
+    return torch.allclose(first, second, 0, 0, equal_nan=True)
