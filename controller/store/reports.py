@@ -296,8 +296,8 @@ def _looked(connection: sa.Connection, looked: wire.Looked, at: float) -> None:
         for part in looked.parts:
             _part(connection, looked.job, part, part.generation, part.rank, _begun(part), at)
         _forget_missing(connection, looked, order.created_at, at)
-    there = [thing.generation for thing in (*looked.parts, *looked.markers)]
-    newest = max([looked.newest_generation, *there])  # damaged ones too: numbers never come back
+    numbers = [part.generation for part in looked.parts] + [m.generation for m in looked.markers]
+    newest = max([looked.newest_generation, *numbers])  # damaged ones too: they never come back
     connection.execute(
         generations.update()
         .where(generations.c.job == looked.job, generations.c.look_order == looked.number)
