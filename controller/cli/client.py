@@ -170,7 +170,9 @@ class Controller:
     def stream(
         self, job: str | None = None, after: int | None = None
     ) -> Iterator[httpx2.ServerSentEvent]:
-        """Messages from ``after`` (an event's seq; None: now) on, until the controller ends."""
+        """Messages from ``after`` (an event's seq; None: now) on, for ever: the controller's end is
+        an :class:`UnreachableError`.
+        """
         query = _without_none({"job": job, "after": after})
         headers = {"Accept": "text/event-stream"}
         timeout = httpx2.Timeout(None, connect=5.0)
@@ -184,6 +186,7 @@ class Controller:
                 yield from httpx2.EventSource(answer)
         except httpx2.TransportError as error:
             raise self._unreachable(error) from None
+        raise UnreachableError(f"The controller at {self.place.url} has gone away.")
 
     def _send(self, method: str, path: str, **how: Any) -> httpx2.Response:
         try:

@@ -40,7 +40,7 @@ def logs(
             output.note(f"Rank {view.rank} on {view.node} has printed nothing.")
         return
     try:
-        raise typer.Exit(_follow(controller, path, view, rank, pinned=generation is not None))
+        raise typer.Exit(follow_log(controller, path, view, rank, pinned=generation is not None))
     except KeyboardInterrupt:
         output.note(f"\nDetached; the job goes on. To end it: varuna cancel {job}")
 
@@ -97,7 +97,7 @@ def _seat_of(
     raise CliError(f"Node {node} holds no seat of this job.", NOT_FOUND)
 
 
-def _follow(
+def follow_log(
     controller: Controller, path: str, view: LogView, rank: int | None, pinned: bool
 ) -> int:
     """Print what comes, generation after generation unless one is asked for; the exit code."""

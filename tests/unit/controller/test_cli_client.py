@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import httpx2
@@ -136,5 +137,8 @@ def test_the_stream_is_read_message_by_message() -> None:
         assert request.url.params["after"] == "7"
         return httpx2.Response(200, text=text, headers={"content-type": "text/event-stream"})
 
-    said = [(m.event, m.data) for m in controller(answer).stream(after=7)]
+    messages = controller(answer).stream(after=7)
+    said = [(m.event, m.data) for m in islice(messages, 2)]
     assert said == [("hello", '{"seq": 1}'), ("tick", "a\u2028b")]
+    with pytest.raises(UnreachableError, match="has gone away"):
+        next(messages)

@@ -44,9 +44,17 @@ def test_ignored_files_stay_behind(folder: Path) -> None:
     write(folder, ".gitignore", "*.log\n/data/\n!keep.log\n")
     write(folder, ".varunaignore", "big.bin\n")
     write(folder, "notes/.gitignore", "*\n!.gitignore\n!kept.txt\n")
-    for name in "a.log data/x big.bin notes/a .git/config __pycache__/gpt.pyc .venv/x".split():
+    for name in [
+        "a.log",
+        "data/x",
+        "big.bin",
+        "notes/a",
+        ".git/config",
+        "__pycache__/gpt.pyc",
+        ".venv/x",
+    ]:
         write(folder, name)
-    kept = "gpt.py keep.log notes/kept.txt sub/data/x".split()
+    kept = ["gpt.py", "keep.log", "notes/kept.txt", "sub/data/x"]
     for name in kept[1:]:
         write(folder, name)
     assert sorted(names(pack(folder, "gpt.py"))) == sorted(
