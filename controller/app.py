@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +25,7 @@ from controller.store.engine import Store
 from controller.store.tokens import Role, Token, Tokens
 
 TOKEN_FILES = {Role.ADMIN: "admin.token", Role.AGENT: "agent.token"}
+_THREADS = 32
 _ROUTERS = (
     agents.router,
     jobs.router,
@@ -56,7 +58,9 @@ def _lifespan(
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        parts = await asyncio.to_thread(_open, settings, clock, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="reader"))
+        parts = await asyncio.to_thread(_open, settings, clock, loop)
         app.state.parts = parts
         app.state.logins = Logins(parts)
         await say_started(parts)

@@ -8,6 +8,7 @@ It holds nothing between two looks but times: a controller that starts again onl
 
 import asyncio
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
@@ -38,6 +39,8 @@ class Reconciler:
         self._parts = parts
         self._rules = parts.settings.rules()
         self._snapshots = Snapshots()
+        # Its own: a decision never waits behind requests.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="reconciler")
         now = parts.clock.now()
         self._grace_until = now + self._rules.lost_after
         self._ticked_at = now
@@ -45,7 +48,7 @@ class Reconciler:
 
     async def run(self) -> None:
         """Until the controller closes."""
-        with self._parts.bell.listen(RECONCILER) as rung:
+        with self._thread, self._parts.bell.listen(RECONCILER) as rung:
             while not self._parts.closing:
                 rung.clear()
                 await self.tick()
@@ -63,7 +66,9 @@ class Reconciler:
         try:
             for _ in range(_LOOKS):
                 signs = self._parts.presence.signs()
-                recorded = await asyncio.to_thread(self.look, signs, self._grace_until)
+                recorded = await self._parts.loop.run_in_executor(
+                    self._thread, self.look, signs, self._grace_until
+                )
                 self._ring(recorded)
                 if not recorded:
                     break

@@ -11,6 +11,7 @@ superseded launches. Its phases are cut by receive times of the controller's own
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -139,10 +140,14 @@ def _wrong_step(connection: sa.Connection, job: Any, link: Link) -> tuple[int, s
             return step, f"no report of it came from generation {link.generation}"
         if row.samples != batch_size:
             return step, f"it took {row.samples} samples instead of {batch_size}"
-        right = expected_hash(step, batch_size, job.samples, seed) if job.samples else ""
+        right = _expected_hash(step, batch_size, job.samples, seed) if job.samples else ""
         if row.sample_ids_hash != right:
             return step, f"its samples hash to {row.sample_ids_hash} instead of {right}"
     return None
+
+
+# A ledger is asked for again and again while its job runs; each step is worked out once.
+_expected_hash = lru_cache(maxsize=1 << 17)(expected_hash)
 
 
 # ---- recoveries

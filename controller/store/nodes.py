@@ -62,6 +62,12 @@ def _close_older(connection: sa.Connection, asked: wire.Register, at: float) -> 
         .where(nodes.c.state.not_in(GONE))
         .values(state=NodeState.LOST.value, gone_at=at),
     )
+    connection.execute(  # nobody is left to carry them out
+        orders.update()
+        .where(orders.c.node == asked.node, orders.c.incarnation != asked.incarnation)
+        .where(orders.c.closed_at.is_(None))
+        .values(closed_at=at)
+    )
     if older:
         message = f"{asked.node} was started again; what ran there before is lost."
         events.record(connection, at, EventType.NODE_LOST, message, node=asked.node)

@@ -1,0 +1,362 @@
+"""What agents report is written once; what is decided is written whole, or not at all."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent import wire
+from controller.core import actions
+from controller.core.actions import Decision
+from controller.core.jobspec import JobSpec
+from controller.core.states import GenerationState, JobState, NodeState, Reason
+from controller.core.world import World
+from controller.store import history, jobs, nodes, reports, tables
+from controller.store.decisions import Fence, Here, Recorder
+from controller.store.engine import Store
+from controller.store.rows import StaleError
+from controller.store.snapshot import Sign, Snapshots
+from tests.fakes.agents import INSPECTED, committed, facts, part
+from trainer.contract import progress
+from trainer.contract.spec import ResumedFrom, RunSpec, Shape
+
+pytestmark = pytest.mark.integration
+
+LIFE = "first-life"
+SHAPE = Shape(depth=1, replicas=2, micro_batch=4)
+WEIGHTS = ResumedFrom(step=0, generation=1, folder="step-000000.g1")
+
+
+def spec_of(name: str, **more: Any) -> JobSpec:
+    fields = {"program": "builtin:gpt", "batch_size": 8, "steps": 9, "name": name, **more}
+    return JobSpec.model_validate(fields)
+
+
+class Told:
+    """A store with two nodes and one job, and the verbs of a test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = Store(f"sqlite:///{folder / 'varuna.db'}")
+        self.at = 1000.0
+        self.numbers = {"vm-1": 0, "vm-2": 0}
+        for node in self.numbers:
+            self.register(node)
+        spec = spec_of("a", nodes=2, checkpoint={"dir": "/c"})
+        self.store.write(lambda c: jobs.submit(c, "job_a", spec, self.at)).result()
+
+    def register(self, node: str, incarnation: str = LIFE, *running: wire.RunningTrainer) -> None:
+        asked = wire.Register(
+            node=node, incarnation=incarnation, facts=facts(), running=tuple(running)
+        )
+        self.store.write(lambda c: nodes.register(c, asked, self.at)).result()
+
+    def world(self) -> World:
+        with self.store.read() as connection:
+            return Snapshots().load(connection, {("vm-1", LIFE): Sign(self.at)}, 0.0)
+
+    def decide(self, *what: actions.Action, fence: Fence | None = None) -> Recorder:
+        (job,) = self.world().jobs
+        fence = fence or Fence(job.id, job.state, job.last_number)
+        here = Here(facts().boot_id, self.folder)
+
+        def work(connection: sa.Connection) -> Recorder:
+            recorder = Recorder(connection, self.at, here)
+            recorder.record(Decision("job_a", what, "because"), fence, None)
+            return recorder
+
+        self.at += 1
+        return self.store.write(work).result()
+
+    def report(self, node: str, *bodies: wire.ReportBody) -> reports.Taken:
+        numbered = [
+            wire.Report(number=self.numbers[node] + i, body=body)
+            for i, body in enumerate(bodies, 1)
+        ]
+        self.numbers[node] += len(bodies)
+        self.at += 1
+        return self.send(node, *numbered)
+
+    def send(self, node: str, *numbered: wire.Report) -> reports.Taken:
+        return self.store.write(lambda c: reports.take(c, node, LIFE, numbered, self.at)).result()
+
+    def orders(self, node: str) -> tuple[wire.Order, ...]:
+        with self.store.read() as connection:
+            return nodes.standing_orders(connection, node, LIFE, 0)
+
+    def rows(self, table: sa.Table) -> list[Any]:
+        with self.store.read() as connection:
+            return list(connection.execute(sa.select(table)).all())
+
+    def plan(self, number: int = 2) -> Recorder:
+        return self.decide(actions.PlanGeneration("job_a", number, "vm-1", LIFE, "planning"))
+
+    def launch(self, number: int = 2) -> Recorder:
+        seats = tuple(actions.SeatAt(node, LIFE, 0) for node in ("vm-1", "vm-2"))
+        return self.decide(
+            actions.Launch("job_a", number, "train", SHAPE, (0, 8), seats, WEIGHTS, "launching")
+        )
+
+    def end(self, number: int = 2) -> Recorder:
+        return self.decide(actions.EndGeneration("job_a", number, Reason.NODE_LOST, False, "lost"))
+
+    def spec(self, node: str) -> RunSpec:
+        (start,) = [o.body for o in self.orders(node) if isinstance(o.body, wire.Start)]
+        return start.spec
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Iterator[Told]:
+    world = Told(tmp_path)
+    yield world
+    world.store.close()
+
+
+def said(rank: int, line: progress.Line, generation: int = 2) -> wire.Said:
+    return wire.Said(job="job_a", generation=generation, rank=rank, line=line)
+
+
+# ---- decisions
+
+
+def test_a_decision_is_dropped_when_the_job_has_moved_on(told: Told) -> None:
+    old = Fence("job_a", JobState.WAITING, 0)
+    told.plan()
+    with pytest.raises(StaleError):
+        told.decide(actions.PlanGeneration("job_a", 3, "vm-1", LIFE, "again"), fence=old)
+    assert len(told.rows(tables.generations)) == 1
+    assert len(told.rows(tables.orders)) == 1
+
+
+@pytest.mark.parametrize(
+    "illegal",
+    [
+        actions.MoveJob("job_a", JobState.RECOVERING, None, "only running jobs recover"),
+        actions.MoveGeneration("job_a", 2, GenerationState.RUNNING, "nobody sits there"),
+        actions.PlanGeneration("job_a", 2, "vm-1", LIFE, "the number is taken"),
+        actions.PlanGeneration("job_a", 5, "vm-9", LIFE, "no such node"),
+        actions.MarkNode("vm-1", "other-life", NodeState.LOST, "no such life"),
+        actions.Condemn("job_a", "step-000009.g1", "no such folder"),
+    ],
+)
+def test_what_the_law_forbids_undoes_the_whole_decision(
+    told: Told, illegal: actions.Action
+) -> None:
+    told.plan()
+    before = [told.rows(table) for table in tables.metadata.sorted_tables]
+    with pytest.raises(StaleError):
+        told.decide(actions.MoveJob("job_a", JobState.STARTING, Reason.LAUNCHING, "go"), illegal)
+    assert [told.rows(table) for table in tables.metadata.sorted_tables] == before
+
+
+def test_a_launch_needs_its_nodes_alive(told: Told) -> None:
+    told.plan()
+    told.decide(actions.MarkNode("vm-2", LIFE, NodeState.LOST, "silent"))
+    with pytest.raises(StaleError):
+        told.launch()
+    assert told.rows(tables.seats) == []
+
+
+def test_a_job_that_is_over_stays_as_it_is(told: Told) -> None:
+    told.decide(actions.MoveJob("job_a", JobState.CANCELLED, Reason.USER, "over"))
+    over = Fence("job_a", JobState.CANCELLED, 0)
+
+    def again(connection: sa.Connection) -> None:
+        move = actions.MoveJob("job_a", JobState.CANCELLED, Reason.USER, "over again")
+        recorder = Recorder(connection, told.at, Here("", told.folder))
+        recorder.record(Decision("job_a", (move,), ""), over, None)
+
+    with pytest.raises(StaleError):
+        told.store.write(again).result()
+    assert told.world().jobs == ()
+
+
+def test_the_end_withdraws_starts_and_stops_everywhere_even_on_the_lost(told: Told) -> None:
+    told.plan()
+    recorder = told.launch()
+    assert recorder.told == {("vm-1", LIFE), ("vm-2", LIFE)}
+    told.decide(actions.MarkNode("vm-2", LIFE, NodeState.LOST, "silent"))
+    assert told.end().told == {("vm-1", LIFE), ("vm-2", LIFE)}
+    for node in ("vm-1", "vm-2"):
+        (stop,) = told.orders(node)
+        assert stop.body == wire.Stop(job="job_a", up_to_generation=2)
+
+
+def test_a_node_that_was_only_cut_off_stops_what_is_void(told: Told) -> None:
+    told.plan()
+    told.launch()
+    told.decide(actions.MarkNode("vm-2", LIFE, NodeState.LOST, "silent"))
+    with pytest.raises(nodes.UnknownIncarnationError):
+        told.report("vm-2")
+    told.end()
+    running = wire.RunningTrainer(job="job_a", generation=2, rank=1, phase="step", step=3)
+    newer = wire.RunningTrainer(job="job_b", generation=7, rank=0, phase="step")
+    told.register("vm-2", LIFE, running, newer)
+    assert {node.name for node in told.world().nodes} == {"vm-1", "vm-2"}
+    stops = [order.body for order in told.orders("vm-2") if isinstance(order.body, wire.Stop)]
+    assert {(stop.job, stop.up_to_generation) for stop in stops} == {("job_a", 2)}
+
+
+def test_a_job_without_a_folder_fails_on_a_node_that_is_elsewhere(told: Told) -> None:
+    spec = spec_of("b", nodes=1)
+    told.store.write(lambda c: jobs.submit(c, "job_b", spec, told.at)).result()
+    plan = actions.PlanGeneration("job_b", 1, "vm-1", LIFE, "planning")
+
+    def work(connection: sa.Connection) -> None:
+        recorder = Recorder(connection, told.at, Here("another machine", told.folder))
+        fence = Fence("job_b", JobState.WAITING, 0)
+        recorder.record(Decision("job_b", (plan,), ""), fence, None)
+
+    told.store.write(work).result()
+    row = next(row for row in told.rows(tables.jobs) if row.id == "job_b")
+    assert (row.state, row.reason) == ("failed", "setup_failed")
+    assert "checkpoint.dir" in row.message
+
+
+# ---- reports
+
+
+def test_the_world_is_what_was_reported(told: Told) -> None:
+    told.plan()
+    (look,) = told.orders("vm-1")
+    found = wire.PartFound(
+        folder="step-000000.g1", step=0, generation=1, rank=0, layers=tuple(range(8)),
+        layer_count=8, num_bytes=800, resumed_from=None,
+    )  # fmt: skip
+    marker = wire.MarkerFound(generation=4, resumed_from=None)
+    told.report("vm-1", wire.Looked(number=look.number, job="job_a", generation=2, parts=(found,),
+                                    markers=(marker,)))  # fmt: skip
+    (job,) = told.world().jobs
+    assert job.current and job.current.found and job.current.found.newest_marker == 4
+    assert [(c.folder, c.complete) for c in job.checkpoints] == [("step-000000.g1", True)]
+    assert told.orders("vm-1") == ()
+    told.launch()
+    spec = told.spec("vm-1")
+    told.report("vm-1", said(0, progress.PhaseBegun(phase=progress.Phase.LOAD)), said(0, INSPECTED),
+                said(0, committed(spec, 1)), said(0, part(0, spec, 1)))  # fmt: skip
+    told.report("vm-2", said(1, committed(spec, 1)), said(1, part(1, spec, 1)))
+    (job,) = told.world().jobs
+    assert job.costs and len(job.costs.layers) == 8
+    assert job.current and (job.current.committed, job.current.step_seconds) == (1, 0.01)
+    assert [seat.applied for seat in job.current.seats] == [1, 1]
+    assert job.current.seats[0].phase is progress.Phase.LOAD
+    assert [c.complete for c in job.checkpoints] == [True, True]
+    assert job.checkpoints[1].resumed_from == WEIGHTS
+
+
+def test_of_an_ended_generation_only_what_is_true_for_ever_is_kept(told: Told) -> None:
+    told.plan()
+    told.launch()
+    spec = told.spec("vm-1")
+    told.report("vm-1", said(0, committed(spec, 1)))
+    told.end()
+    taken = told.report(
+        "vm-1",
+        said(0, committed(spec, 2)),
+        said(0, part(0, spec, 2)),
+        said(0, progress.Finished(step=2)),
+        wire.Exited(job="job_a", generation=2, rank=0, signal=9),
+    )
+    assert taken.dropped == 1
+    (generation,) = told.rows(tables.generations)
+    assert (generation.committed, generation.state) == (1, "ended")
+    assert [row.step for row in told.rows(tables.steps)] == [1, 2]
+    assert [row.folder for row in told.rows(tables.parts)] == ["step-000002.g2"]
+    (seat, _) = told.rows(tables.seats)
+    assert (seat.finished_at, seat.exit["signal"]) == (None, 9)
+
+
+def test_a_seat_speaks_only_through_its_own_node(told: Told) -> None:
+    told.plan()
+    told.launch()
+    spec = told.spec("vm-1")
+    taken = told.report("vm-2", said(0, committed(spec, 1)), said(5, committed(spec, 1)))
+    assert (taken.reported, taken.dropped) == (2, 2)
+    assert told.rows(tables.steps) == []
+
+
+def test_a_start_that_failed_ends_its_seat(told: Told) -> None:
+    told.plan()
+    told.launch()
+    (start,) = [o for o in told.orders("vm-2") if o.body.kind == "start"]
+    told.report("vm-2", wire.OrderDone(number=start.number, error="the bundle is gone"))
+    (job,) = told.world().jobs
+    assert job.current
+    seat = job.current.seats[1]
+    assert seat.failed and "the bundle is gone" in seat.failed.message
+    assert seat.exit and seat.exit.code == progress.ExitCode.INTERNAL
+
+
+def test_what_a_look_does_not_find_is_not_there(told: Told) -> None:
+    told.plan()
+    told.launch()
+    spec = told.spec("vm-1")
+    told.report("vm-1", said(0, part(0, spec, 3)))
+    told.report("vm-2", said(1, part(1, spec, 3)))
+    assert [c.complete for c in told.world().jobs[0].checkpoints] == [True]
+    told.end()
+    told.plan(3)
+    (look,) = [o for o in told.orders("vm-1") if o.body.kind == "look"]
+    told.report("vm-1", wire.Looked(number=look.number, job="job_a", generation=3))
+    assert [c.complete for c in told.world().jobs[0].checkpoints] == [False]
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(cuts=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=12))
+def test_reports_count_once_however_they_are_sent(
+    tmp_path_factory: pytest.TempPathFactory, cuts: list[tuple[int, int]]
+) -> None:
+    """Any slices, overlapping, repeated, with gaps: then what is missing."""
+    told = Told(tmp_path_factory.mktemp("once"))
+    told.plan()
+    told.launch()
+    spec = told.spec("vm-1")
+    every = [wire.Report(number=step, body=said(0, committed(spec, step))) for step in range(1, 13)]
+    durable = 0
+    for begin, size in cuts:
+        taken = told.send("vm-1", *every[begin : begin + size])
+        if begin <= durable:
+            durable = max(durable, min(begin + size, 12))
+        assert taken.reported == durable
+        assert len(told.rows(tables.steps)) == durable
+    assert told.send("vm-1", *every[durable:]).reported == 12
+    (generation,) = told.rows(tables.generations)
+    assert generation.committed == 12
+    told.store.close()
+
+
+# ---- history
+
+
+def test_the_ledger_finds_what_is_wrong(told: Told) -> None:
+    told.plan(1)
+    alone = Shape(depth=1, replicas=1, micro_batch=1)
+    seat = (actions.SeatAt("vm-1", LIFE, 0),)
+    told.decide(actions.Launch("job_a", 1, "first_weights", alone, (), seat, None, "weights"))
+    weights = told.spec("vm-1")
+    told.report("vm-1", said(0, INSPECTED, 1), said(0, part(0, weights, 0), 1))
+    told.end(1)
+    told.plan()
+    told.launch()
+    spec = told.spec("vm-1")
+    told.report("vm-1", *(said(0, committed(spec, step)) for step in (1, 2, 3)))
+
+    def ledger() -> history.Ledger:
+        (row,) = told.rows(tables.jobs)
+        with told.store.read() as connection:
+            return history.ledger_of(connection, row)
+
+    def alter(statement: str) -> None:
+        told.store.write(lambda c: c.exec_driver_sql(statement)).result()
+
+    assert (ledger().steps, ledger().gap_at) == (3, None)
+    alter("UPDATE steps SET sample_ids_hash = 'deadbeef' WHERE step = 2")
+    assert ledger().gap_at == 2 and "deadbeef" in ledger().gap
+    alter("DELETE FROM steps WHERE step = 1")
+    assert ledger().gap_at == 1
