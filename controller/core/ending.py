@@ -37,15 +37,8 @@ def end(look: Look, job: Job, fault: Fault, above: int = 0) -> Actions:
     actions = _stop(look, job, fault.reason, fault.charged, because)
     if any(c.folder == fault.damaged and not c.condemned for c in job.checkpoints):
         actions += (Condemn(job.id, fault.damaged or "", because),)
-    after = replace(
-        job,
-        current=None,
-        past=(*job.past, _over(job.current, fault, look.now)),
-        checkpoints=tuple(
-            replace(c, condemned=c.condemned or c.folder == fault.damaged) for c in job.checkpoints
-        ),
-    )
-    return actions + follow(look, after, above)
+    past = (*job.past, _over(job.current, fault, look.now))
+    return actions + follow(look, replace(job, current=None, past=past), above)
 
 
 def follow(look: Look, job: Job, above: int = 0) -> Actions:

@@ -100,6 +100,16 @@ def test_a_frozen_node_is_lost_by_silence_after_five_seconds() -> None:
     assert lost(cluster) == {"vm-2": "vm-2 has not answered for 5 s; treated as lost."}
 
 
+def test_broken_links_wait_for_the_verdict_on_a_node_that_does_not_answer() -> None:
+    cluster = running(4)
+    cluster.freeze("vm-2")
+    cluster.halt("job_a", 0)
+    cluster.pass_time(4.0)
+    assert is_quiet(cluster)
+    cluster.pass_time(1.1)
+    assert list(lost(cluster)) == ["vm-2"]
+
+
 @pytest.mark.parametrize("index", range(4))
 def test_whichever_node_is_lost_the_job_recovers(index: int) -> None:
     cluster = running(4)

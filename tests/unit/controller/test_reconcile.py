@@ -808,6 +808,28 @@ def test_a_recovering_job_keeps_what_is_left_though_another_waits() -> None:
     assert cluster.jobs["job_b"].state is JobState.WAITING
 
 
+def test_a_job_that_pauses_between_two_tries_keeps_its_vms() -> None:
+    cluster = running(4, submitted=job(nodes="2..4"))
+    cluster.jobs["job_b"] = job("b", nodes="2..4", priority=9, submitted_at=1.0)
+    cluster.settle()
+    cluster.fail(0, ExitCode.PROGRAM_ERROR)
+    cluster.settle()
+    assert the_job(cluster).state is JobState.RECOVERING
+    assert cluster.jobs["job_b"].state is JobState.WAITING
+
+
+def test_a_job_that_builds_its_first_weights_keeps_the_vms_it_will_use() -> None:
+    cluster = Cluster(job(nodes="2..4"), nodes=4)
+    cluster.settle()
+    cluster.list_folder()
+    cluster.pass_time(0.5)
+    cluster.settle()
+    assert cluster.generation().kind == "first_weights"
+    cluster.jobs["job_b"] = job("b", nodes="1..4", submitted_at=1.0)
+    cluster.settle()
+    assert cluster.jobs["job_b"].state is JobState.WAITING
+
+
 def test_what_a_finished_job_gives_back_is_used_in_the_same_look() -> None:
     cluster = running(4, submitted=job(nodes="2..4"))
     cluster.jobs["job_b"] = job("b", nodes="2..4", submitted_at=1.0)
