@@ -122,7 +122,7 @@ function capacityOptions() {
       { label: "used", stroke: colour("used"), width: 2, paths: stepped, points: { show: false },
         fill: colour("band-a") },
     ],
-    axes: [axis({ values: (_, ticks) => ticks.map(clock), space: 90 }),
+    axes: [axis({ values: (_, ticks) => ticks.map(clock), space: 90, size: 28 }),
            axis({ size: 34, incrs: [1, 2, 5, 10, 25, 50, 100] })],
   };
 }
@@ -160,7 +160,7 @@ function lossOptions() {
       { label: "lost attempt", stroke: colour("lost"), width: 1.5, dash: [3, 3], points: { show: true, size: 4 },
         spanGaps: false, value: (_, v) => v?.toFixed(5) ?? "–" },
     ],
-    axes: [axis({}), axis({ size: 52 })],
+    axes: [axis({ size: 28 }), axis({ size: 52 })],
   };
 }
 
