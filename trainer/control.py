@@ -17,9 +17,10 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NoReturn
 
 from trainer.contract.progress import (
     ORDER,
@@ -69,10 +70,13 @@ class _Cause:
 class Control:
     """One trainer's conversation with its agent, and its way to a standstill."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(
+        self, connection: socket.socket, leave: Callable[[int], NoReturn] = os._exit
+    ) -> None:
         self.standing = Standing()
         self._connection = connection
         self._connection.setblocking(False)
+        self._leave = leave
         self._heard = bytearray()
         self._lock = threading.Lock()
         self._backlog = bytearray()
@@ -186,7 +190,7 @@ class Control:
         except OSError:
             received = b""
         if not received:  # the agent is gone
-            os._exit(ExitCode.LEFT)
+            self._leave(ExitCode.LEFT)
         self._heard += received
         *lines, self._heard = self._heard.split(b"\n")
         for line in lines:
@@ -194,7 +198,7 @@ class Control:
                 case Halt():
                     self.halt("ordered")
                 case Leave():
-                    os._exit(ExitCode.LEFT)
+                    self._leave(ExitCode.LEFT)
 
     def _shut_down(self, how: int) -> None:
         for connected, _ in self._peers.values():
@@ -216,7 +220,7 @@ class Control:
             except BlockingIOError:
                 pass
             except OSError:
-                os._exit(ExitCode.LEFT)
+                self._leave(ExitCode.LEFT)
             events = select.EPOLLIN | (select.EPOLLOUT if self._backlog else 0)
             self._epoll.modify(self._connection.fileno(), events)
             if not self._backlog:
@@ -226,7 +230,7 @@ class Control:
         """It hangs somewhere that no socket ends: nobody can vouch for its state."""
         self._report_halted(torn=True)
         self._write()
-        os._exit(ExitCode.PEER_LOST)
+        self._leave(ExitCode.PEER_LOST)
 
     def _report_halted(self, *, torn: bool) -> None:
         assert self._cause is not None

@@ -1,0 +1,120 @@
+"""The control thread by itself: it answers while the main thread hangs, and never blocks it."""
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.fakes.waiting import until
+from trainer.contract.progress import LINE, ORDER, ExitCode, Finished, Halt, Halted, Leave, Order
+from trainer.control import Control, HaltingError
+
+pytestmark = [
+    pytest.mark.integration,
+    # SystemExit is how the control thread leaves here
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
+]
+
+HANGS = """
+import socket, sys, time
+from trainer import control
+control.COME_BACK_SECONDS = 0.1
+c = control.Control(socket.socket(fileno=int(sys.argv[1])))
+c.standing.applied = c.standing.prepared = 7
+c.start()
+c.enter("boot")
+time.sleep(60)
+"""
+
+
+@contextmanager
+def hanging() -> Iterator[tuple[socket.socket, "subprocess.Popen[bytes]"]]:
+    """A process whose main thread hangs, and our end of its control socket."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-c", HANGS, str(theirs.fileno())], pass_fds=[theirs.fileno()]
+            )
+        try:
+            ours.settimeout(20)
+            assert ours.recv(1000)
+            yield ours, process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def order(connection: socket.socket, order: Order) -> None:
+    connection.sendall(ORDER.dump_json(order) + b"\n")
+
+
+def test_it_ends_when_its_agent_is_gone() -> None:
+    with hanging() as (connection, process):
+        connection.close()
+        assert process.wait(20) == ExitCode.LEFT
+
+
+def test_it_leaves_when_it_is_told_to() -> None:
+    with hanging() as (connection, process):
+        order(connection, Leave())
+        assert process.wait(20) == ExitCode.LEFT
+
+
+def test_a_main_thread_that_does_not_come_back_after_a_halt_counts_as_torn() -> None:
+    with hanging() as (connection, process):
+        order(connection, Halt())
+        said = LINE.validate_json(connection.makefile("rb").readline())
+        assert said == Halted(applied=7, prepared=7, torn=True, cause="ordered")
+        assert process.wait(20) == ExitCode.PEER_LOST
+
+
+@contextmanager
+def control() -> Iterator[tuple[Control, socket.socket]]:
+    """A control thread in this very process, which only ends itself when its agent goes."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        control = Control(theirs, leave=sys.exit)
+        control.start()
+        yield control, ours
+        ours.close()
+        until(lambda: not any(thread.name == "control" for thread in threading.enumerate()))
+
+
+def test_saying_never_waits_for_an_agent_that_does_not_read() -> None:
+    with control() as (talking, ours):
+        for step in range(20_000):
+            talking.say(Finished(step=step))
+        with ours.makefile("rb") as lines:
+            heard = [LINE.validate_json(lines.readline()) for _ in range(20_000)]
+        assert heard == [Finished(step=step) for step in range(20_000)]
+        talking.flush()
+
+
+def test_the_first_peer_to_hang_up_is_the_suspect_and_ends_a_read_on_any_other() -> None:
+    with control() as (watching, _):
+        pairs = [socket.socketpair() for _ in range(3)]
+        ours = {mine.dup(): rank for rank, (mine, _) in enumerate(pairs)}
+        watching.watch(ours)
+        watching.check()
+        reader = threading.Thread(target=pairs[0][0].recv, args=[1])
+        reader.start()
+        pairs[2][1].close()
+        reader.join(10)
+        assert not reader.is_alive()
+        with pytest.raises(HaltingError):
+            watching.check()
+        began = time.monotonic()
+        watching.halt_after_error("a call failed", (1,))
+        assert time.monotonic() - began < 0.1
+        # the others learn of it, but not at once: they are to see for themselves who died
+        pairs[1][1].settimeout(10)
+        assert pairs[1][1].recv(1) == b""
+        assert time.monotonic() - began > 0.2
+        for end in (*ours, *(end for pair in pairs for end in pair)):
+            end.close()
