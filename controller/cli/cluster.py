@@ -48,8 +48,8 @@ class Cluster:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            stack.callback(self._stop_controller)
             self.start_controller()
+            stack.callback(self._stop_controller)
             self.fleet = stack.enter_context(
                 LocalFleet(
                     self.controller.place.url,
@@ -86,7 +86,12 @@ class Cluster:
         did: agents find them.
         """
         self._serve = _serve(self.folder, self._port)
-        self.controller = self._connect()
+        try:
+            self.controller = self._connect()
+        except BaseException:
+            self._serve.kill()
+            self._serve.wait()
+            raise
         self._port = httpx2.URL(self.controller.place.url).port or self._port
 
     def kill_controller(self) -> None:
