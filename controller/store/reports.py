@@ -297,8 +297,6 @@ def _looked(connection: sa.Connection, looked: wire.Looked, at: float) -> None:
             _part(connection, looked.job, part, part.generation, part.rank, _begun(part), at)
         _forget_missing(connection, looked, order.created_at, at)
     numbers = [part.generation for part in looked.parts] + [m.generation for m in looked.markers]
-    numbers = [part.generation for part in looked.parts]
-    numbers += [marker.generation for marker in looked.markers]
     newest = max([looked.newest_generation, *numbers])  # damaged ones too: they never come back
     connection.execute(
         generations.update()
