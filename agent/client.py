@@ -32,8 +32,8 @@ from agent.wire import (
 API = "/api/v1"
 WAIT_SECONDS = 20
 """How long a request for orders is parked."""
-_TIMEOUT = httpx2.Timeout(5.0)
-_PARKED = httpx2.Timeout(5.0, read=WAIT_SECONDS + 5.0)
+_TIMEOUT = httpx2.Timeout(5.0, connect=1.0)
+_PARKED = httpx2.Timeout(5.0, connect=1.0, read=WAIT_SECONDS + 5.0)
 _LONGEST_PAUSE = 1.0
 
 _Query = dict[str, str | int]

@@ -174,6 +174,7 @@ async def _serve(
             group.create_task(talk.go_on(node))
             try:
                 await zygote.lost.wait()
+                await node.kill_all()
                 await _last_reports(talk)
                 raise AgentError("the zygote died, and all trainers with it")
             except asyncio.CancelledError:

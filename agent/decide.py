@@ -79,6 +79,7 @@ def decide(standing: Standing, runners: Iterable[Runner]) -> tuple[Action, ...]:
     runners = tuple(runners)
     kills: dict[Runner, Kill] = {}
     answers: list[Action] = []
+    here = {(r.job, r.generation, r.rank) for r in runners}
 
     def gone(job: str, up_to: int) -> bool:
         older = [r for r in runners if r.job == job and r.generation <= up_to]
@@ -92,10 +93,11 @@ def decide(standing: Standing, runners: Iterable[Runner]) -> tuple[Action, ...]:
                 answers.append(_void(number, body.spec.generation, newest))
             case Look() if body.generation < newest:
                 answers.append(_void(number, body.generation, newest))
-            case Start() if _runs(body, runners):
+            case Start() if _place(body) in here:
                 answers.append(Answer(number))
             case Start():
                 if gone(body.spec.job, body.spec.generation - 1):
+                    here.add(_place(body))
                     answers.append(CarryOut(number, body))
             case Stop():
                 if gone(body.job, body.up_to_generation):
@@ -128,6 +130,5 @@ def _void(number: int, generation: int, newest: int) -> Answer:
     return Answer(number, f"void: generation {generation} is older than {newest}")
 
 
-def _runs(start: Start, runners: Iterable[Runner]) -> bool:
-    wanted = (start.spec.job, start.spec.generation, start.spec.rank)
-    return wanted in {(r.job, r.generation, r.rank) for r in runners}
+def _place(start: Start) -> tuple[str, int, int]:
+    return start.spec.job, start.spec.generation, start.spec.rank

@@ -163,7 +163,12 @@ class Zygote:
     @classmethod
     async def adopt(cls, descriptor: int) -> Self:
         """Own the zygote at the other end of ``descriptor``. Raises LaunchError."""
-        owner = socket.socket(fileno=descriptor)
+        try:
+            owner = socket.socket(fileno=descriptor)
+        except OSError as error:
+            raise LaunchError(
+                f"descriptor {descriptor} is no zygote's: {error.strerror}"
+            ) from error
         owner.set_inheritable(False)  # nobody else may keep it alive
         return await cls(owner, None)._once_ready()
 

@@ -122,9 +122,11 @@ class Node:
 
     async def leave(self, seconds: float) -> None:
         """Tell all trainers to leave; kill those that are still there after ``seconds``."""
-        for seat in self._seats:
+        for seat in tuple(self._seats):
             if seat.trainer:
                 seat.trainer.send(Leave())
+            else:
+                self._end(seat)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._until_empty()

@@ -32,7 +32,7 @@ async def run(
     alike. Raises SoloError, LaunchError.
     """
     events: asyncio.Queue[tuple[int, Line | Exit]] = asyncio.Queue()
-    heard = _Heard(len(specs), logs, hear, agreed)
+    heard = Heard(len(specs), logs, hear, agreed)
     trainers: list[Trainer] = []
     listening: list[asyncio.Task[None]] = []
     try:
@@ -60,7 +60,7 @@ async def _listen(
         events.put_nowait((rank, event))
 
 
-async def _hear_all(events: asyncio.Queue[tuple[int, Line | Exit]], heard: "_Heard") -> None:
+async def _hear_all(events: asyncio.Queue[tuple[int, Line | Exit]], heard: "Heard") -> None:
     """Until all ranks have ended, or until the last words after the first trouble."""
     deadline = None
     try:
@@ -74,7 +74,7 @@ async def _hear_all(events: asyncio.Queue[tuple[int, Line | Exit]], heard: "_Hea
         pass
 
 
-class _Heard:
+class Heard:
     """What the ranks have said so far."""
 
     def __init__(
@@ -96,7 +96,8 @@ class _Heard:
     @property
     def in_trouble(self) -> bool:
         odd = any(exit_ != Exit(code=ExitCode.DONE) for exit_ in self._exits.values())
-        return odd or bool(self._failed or self._halted)
+        untold = self.all_ended and self._steps
+        return bool(odd or untold or self._failed or self._halted)
 
     def take(self, rank: int, event: Line | Exit) -> None:
         if isinstance(event, Exit):
@@ -139,6 +140,8 @@ class _Heard:
         if self._halted:
             rank, halted = next(iter(self._halted.items()))
             return f"Rank {rank} halted after step {halted.applied}: {halted.cause}"
+        if self._steps:
+            return f"Not all ranks reported step {min(self._steps)}."
         return "The ranks left before their end."
 
 

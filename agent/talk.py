@@ -25,6 +25,7 @@ from agent.reports import Outbox
 _LOG_SECONDS = 0.5
 _CHUNKS_A_ROUND = 8
 _REFUSED_SECONDS = 1.0
+_NO_ORDERS_SECONDS = 0.05
 
 _T = TypeVar("_T")
 
@@ -40,12 +41,14 @@ class Talk:
         self._outbox = Outbox()
         self._news = asyncio.Event()
         self._all_told = asyncio.Event()
+        self._all_told.set()
         self._after = 0
         """The newest order that was taken in; 0 after a break: all that stand are sent again."""
         self._registering = asyncio.Lock()
         self._registrations = 0
         self._heard_at = time.monotonic()
         self._is_away = False
+        self._asking: asyncio.Future[tuple[wire.Order, ...]] | None = None
 
     def report(self, body: wire.ReportBody) -> None:
         """Tell the controller, now or as soon as it can be reached."""
@@ -82,12 +85,26 @@ class Talk:
 
     async def _take_orders(self, node: Node) -> None:
         while True:
-            orders = await self._ask(
-                node, lambda: self._client.orders(self._hello.incarnation, self._after)
-            )
+            orders = await self._ask(node, self._parked)
             if orders:
                 self._after = max(order.number for order in orders)
                 node.take(orders)
+            else:
+                await asyncio.sleep(_NO_ORDERS_SECONDS)  # a controller that ends answers at once
+
+    async def _parked(self) -> tuple[wire.Order, ...]:
+        """The next orders. Given up when other calls fail: after a cut its connection is dead, and
+        nobody would say so before its time is over.
+        """
+        asking = asyncio.ensure_future(self._client.orders(self._hello.incarnation, self._after))
+        self._asking = asking
+        try:
+            await asyncio.wait({asking})
+            if asking.cancelled():
+                raise AwayError("given up, as other calls failed")
+            return asking.result()
+        finally:
+            asking.cancel()
 
     async def _report(self, node: Node) -> None:
         while True:
@@ -166,7 +183,9 @@ class Talk:
         raise AssertionError("pauses never end")
 
     def _note(self, error: AwayError | None) -> None:
-        """Log once when the controller goes, once when it is back."""
+        """Log once when the controller goes, once when it is back; twice in a row is a break."""
+        if error and self._is_away and self._asking:
+            self._asking.cancel()
         if error and not self._is_away:
             log.warning("controller away, training goes on", because=str(error))
         elif not error and self._is_away:

@@ -53,6 +53,10 @@ def test_a_start_of_what_runs_already_is_answered_and_not_carried_out() -> None:
     assert decide(ordered(start(2)), [runs(2)]) == (Answer(1),)
 
 
+def test_a_start_that_is_ordered_twice_is_carried_out_once() -> None:
+    assert decide(ordered(start(2), start(2)), []) == (CarryOut(1, start(2)), Answer(2))
+
+
 def test_a_stop_is_done_when_nothing_of_it_is_alive() -> None:
     standing = ordered(stop(2))
     assert decide(standing, [runs(1), runs(2), runs(3)]) == (Kill(runs(1)), Kill(runs(2)))
