@@ -184,8 +184,9 @@ class _Show:
         self._cluster = cluster
         self._job_id = job_id
         self._quiet = quiet
-        self._seen = 0
         self._running = False
+        before = self._ask.get(job_path(job_id, "/events"), Page[EventView], last=1).items
+        self._seen = before[-1].seq if before else 0
 
     def head(self, names: list[str]) -> None:
         """Where everything is."""
@@ -197,7 +198,7 @@ class _Show:
 
     def look(self, job: JobView) -> None:
         """Tell the first step, then each event worth telling."""
-        if not self._running and job.step > 0 and job.shape:
+        if not self._running and job.state is JobState.RUNNING and job.shape:
             self._running = True
             rate = f"{words.number(job.examples_per_second)} ex/s"
             self._line(
