@@ -1,0 +1,1 @@
+"""Thin HTTP: parse, one call, answer. Decides nothing."""

@@ -1,0 +1,1 @@
+"""Pages, templates and static files: reads what the API reads, decides nothing."""

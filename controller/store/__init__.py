@@ -1,0 +1,1 @@
+"""The only SQL: tables, one writer, queries; the truth that a restart loads again."""
