@@ -1,1 +1,1 @@
-"""The only cloud SDK and the only SSH: where nodes come from and how they are taken away."""
+"""Whoever gives machines: the door is port.py; behind it local agents, later Azure and SSH."""

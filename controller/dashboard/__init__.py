@@ -1,1 +1,1 @@
-"""Pages, templates and static files: reads what the API reads, decides nothing."""
+"""The pages: Jinja2 templates, htmx, uPlot and one event stream; no build step."""
