@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from controller.api import agents, bundles, errors, fleet, health, jobs, stream
+from controller.api import agents, bundles, errors, fleet, health, jobs, stream, submit
 from controller.api.auth import Door, Logins
 from controller.bell import Bell
 from controller.clock import Clock, SystemClock
@@ -28,6 +28,7 @@ TOKEN_FILES = {Role.ADMIN: "admin.token", Role.AGENT: "agent.token"}
 _THREADS = 32
 _ROUTERS = (
     agents.router,
+    submit.router,
     jobs.router,
     fleet.router,
     bundles.router,

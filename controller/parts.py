@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +40,10 @@ class Parts:
     def bundles(self) -> Path:
         """Where uploaded bundles lie."""
         return self.settings.data / "bundles"
+
+    def ring(self, *keys: Hashable) -> None:
+        """Ring from any thread; the bell itself is the loop's."""
+        self.loop.call_soon_threadsafe(self.bell.ring, *keys)
 
     def close_down(self) -> None:
         """Let everybody who waits go; breaking requests are our own doing from now on."""

@@ -1,143 +1,26 @@
-"""Jobs: submit, list, look at, cancel, drill."""
+"""Jobs: list, look at, cancel, drill."""
 
-import hashlib
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any
+from typing import Annotated
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Query
 
 from agent import wire
-from controller.api import schemas, views
+from controller.api import past, schemas, views
 from controller.api.auth import Caller
 from controller.api.deps import Here, job_row
-from controller.api.errors import ProblemException, StrictRoute, refuse_spec, strict_json
+from controller.api.errors import ProblemException, StrictRoute
 from controller.bell import FEED, RECONCILER
 from controller.cloud.local import kill_tree
 from controller.core.events import EventType
-from controller.core.jobspec import JobSpec
 from controller.core.states import JobState
-from controller.parts import Parts
-from controller.specfile import BadSpecError, SpecError, read_object, read_yaml
 from controller.store import events, jobs, nodes
-from controller.store.tables import bundles
-from trainer.contract.builtins import layer_count
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], route_class=StrictRoute)
 Limit = Annotated[int, Query(ge=1, le=1000)]
-_YAML = ("application/yaml", "application/x-yaml", "text/yaml")
-
-
-# ---- submit
-
-
-async def asked(request: Request) -> tuple[JobSpec, str]:
-    """The spec in the body, checked, and the body's hash."""
-    body = await request.body()
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    try:
-        if kind in _YAML:
-            spec, below = read_yaml(_text(body)), ""
-        else:
-            spec, below = read_object(_spec_in(body)), "/spec"
-    except BadSpecError as bad:
-        raise refuse_spec(bad, "" if kind in _YAML else "/spec") from None
-    if wrong := check_spec(spec):
-        raise refuse_spec(BadSpecError(wrong), below)
-    return spec, hashlib.sha256(kind.encode() + b"\0" + body).hexdigest()
-
-
-def _text(body: bytes) -> str:
-    try:
-        return body.decode()
-    except UnicodeError:
-        raise ProblemException(422, "The body is not UTF-8.") from None
-
-
-def _spec_in(body: bytes) -> Any:
-    try:
-        given = strict_json(body)
-    except ValueError as error:
-        raise ProblemException(422, f"The body is not JSON: {error}") from None
-    if not isinstance(given, dict) or set(given) != {"spec"}:
-        raise ProblemException(422, 'The body must be {"spec": {…}} and nothing else.')
-    return given["spec"]
-
-
-def check_spec(spec: JobSpec) -> list[SpecError]:
-    """What is wrong with it beyond its form, as far as that is known before a node has looked."""
-    if not spec.program.startswith("builtin:"):
-        if spec.bundle is None and not (spec.workdir or "").startswith("/"):
-            message = "A program file needs a `bundle` (or an absolute `workdir` on every VM)"
-            return [SpecError("/program", None, message, "`varuna submit` packs and uploads it.")]
-        return []
-    try:
-        layers = layer_count(spec.program.removeprefix("builtin:"), spec.args)
-    except ValueError as wrong:
-        place = "/args/layers" if "args" in str(wrong) else "/program"
-        return [SpecError(place, None, str(wrong)[0].upper() + str(wrong)[1:])]
-    depth = spec.plan.depth
-    if depth != "auto" and depth.min > layers:
-        message = f"`plan.depth` {depth.min} is more than the program's {layers} layers"
-        return [SpecError("/plan/depth", None, message, f"Give at most {layers}, or auto.")]
-    return []
-
-
-@router.post("", status_code=201, response_model=schemas.JobView, openapi_extra={
-    "requestBody": {"required": True, "content": {
-        "application/json": {"schema": schemas.SubmitRequest.model_json_schema()},
-        "application/yaml": {"schema": {"type": "string"}},
-    }},
-})  # fmt: skip
-def submit(
-    here: Here,
-    spec_and_hash: Annotated[tuple[JobSpec, str], Depends(asked)],
-    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
-) -> Response:
-    """A new job; it waits until the reconciler has looked."""
-    spec, body_hash = spec_and_hash
-    at = here.clock.now()
-
-    def work(connection: sa.Connection) -> jobs.Remembered:
-        if idempotency_key:
-            known = jobs.remembered(connection, idempotency_key, body_hash)
-            if known:
-                return known
-        _need_bundle(connection, spec)
-        job = jobs.new_job_id(at)
-        jobs.submit(connection, job, spec, at)
-        view = views.job_view(connection, job_row(connection, job))
-        first = jobs.Remembered(job, view.model_dump_json())
-        if idempotency_key:
-            jobs.remember(connection, idempotency_key, body_hash, first, at)
-        return first
-
-    try:
-        answer = here.store.write(work).result()
-    except jobs.NameTakenError as taken:
-        raise ProblemException(409, f"{str(taken).capitalize()}.") from None
-    except jobs.KeyReusedError as reused:
-        raise ProblemException(422, f"{str(reused).capitalize()}.") from None
-    _ring(here)
-    return Response(
-        answer.answer,
-        status_code=201,
-        media_type="application/json",
-        headers={"Location": f"/api/v1/jobs/{answer.job}"},
-    )
-
-
-def _need_bundle(connection: sa.Connection, spec: JobSpec) -> None:
-    known = sa.select(bundles.c.digest).where(bundles.c.digest == spec.bundle)
-    if spec.bundle is not None and connection.execute(known).first() is None:
-        raise ProblemException(422, f"Bundle {spec.bundle} was not uploaded.")
-
-
-def _ring(here: Parts) -> None:
-    """From a worker thread: the bell is the loop's."""
-    here.loop.call_soon_threadsafe(here.bell.ring, RECONCILER, FEED)
 
 
 # ---- look
@@ -207,7 +90,7 @@ def job_generations(here: Here, job: str) -> schemas.Page[schemas.GenerationView
     """All launches, by number."""
     with here.store.read() as connection:
         row = job_row(connection, job)
-        return schemas.Page(items=views.generation_views(connection, row.id))
+        return schemas.Page(items=past.generation_views(connection, row.id))
 
 
 @router.get("/{job}/checkpoints")
@@ -215,7 +98,7 @@ def job_checkpoints(here: Here, job: str) -> schemas.Page[schemas.CheckpointView
     """All folders that are known of, by step."""
     with here.store.read() as connection:
         row = job_row(connection, job)
-        return schemas.Page(items=views.checkpoint_views(connection, row.id))
+        return schemas.Page(items=past.checkpoint_views(connection, row.id))
 
 
 @router.get("/{job}/recoveries")
@@ -223,7 +106,7 @@ def job_recoveries(here: Here, job: str) -> schemas.Page[schemas.RecoveryView]:
     """What each loss cost."""
     with here.store.read() as connection:
         row = job_row(connection, job)
-        return schemas.Page(items=views.recovery_views(connection, row.id))
+        return schemas.Page(items=past.recovery_views(connection, row.id))
 
 
 @router.get("/{job}/series")
@@ -232,14 +115,14 @@ def job_series(
 ) -> schemas.SeriesView:
     """Loss, speed and capacity over time."""
     with here.store.read() as connection:
-        return views.series_view(connection, job_row(connection, job), points)
+        return past.series_view(connection, job_row(connection, job), points)
 
 
 @router.get("/{job}/ledger")
 def job_ledger(here: Here, job: str) -> schemas.LedgerView:
     """The proof that every sample was committed once."""
     with here.store.read() as connection:
-        return views.ledger_view(connection, job_row(connection, job))
+        return past.ledger_view(connection, job_row(connection, job))
 
 
 @router.get("/{job}/logs")
@@ -288,7 +171,7 @@ def cancel(here: Here, by: Caller, job: str) -> schemas.JobView:
         return views.job_view(connection, job_row(connection, row.id))
 
     view = here.store.write(work).result()
-    _ring(here)
+    here.ring(RECONCILER, FEED)
     return view
 
 
@@ -314,7 +197,7 @@ def evict(here: Here, job: str, drill: schemas.EvictRequest) -> schemas.EvictAns
     ).result()
     with ThreadPoolExecutor(len(taken)) as pool:
         list(pool.map(kill_tree, [facts[name] for name in taken]))
-    _ring(here)
+    here.ring(RECONCILER, FEED)
     return schemas.EvictAnswer(nodes=tuple(taken))
 
 

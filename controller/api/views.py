@@ -4,7 +4,7 @@ The dashboard reads through here too, so a page and an answer never differ.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -12,29 +12,21 @@ from typing import Any
 import sqlalchemy as sa
 
 from agent import wire
-from controller.api import schemas
+from controller.api import past, schemas
 from controller.clock import moment, moment_or_none
 from controller.core.jobspec import JobSpec
-from controller.core.states import GenerationState, JobState, NodeState, Reason
+from controller.core.states import JobState, NodeState, Reason
 from controller.presence import Presence
 from controller.store import history
 from controller.store.nodes import GONE
 from controller.store.tables import (
-    checkpoints,
     events,
     generations,
     jobs,
     nodes,
-    parts,
-    recoveries,
     seats,
     steps,
 )
-from trainer.contract.topology import Seat
-
-WORKING = [GenerationState.LAUNCHING, GenerationState.RUNNING, GenerationState.DRAINING,
-           GenerationState.HALTED]  # fmt: skip
-
 
 # ---- jobs
 
@@ -57,10 +49,10 @@ def job_view(connection: sa.Connection, row: Any) -> schemas.JobView:
 
 def _job_view(connection: sa.Connection, row: Any, ready: int, sums: Any) -> schemas.JobView:
     spec = JobSpec.model_validate(row.spec)
-    last = _last_launch(connection, row.id)
+    last = past.last_launch(connection, row.id)
     # A job whose nodes are all silent waits, while its generation may yet come back.
     active = row.state in (JobState.STARTING, JobState.RUNNING, JobState.RECOVERING)
-    running = last if last is not None and last.state in WORKING and active else None
+    running = last if last is not None and last.state in past.WORKING and active else None
     step, loss, non_finite = _progress(connection, row.id, last)
     seconds = (
         history.step_seconds(connection, row.id, running.number) if running is not None else 0.0
@@ -73,7 +65,7 @@ def _job_view(connection: sa.Connection, row: Any, ready: int, sums: Any) -> sch
         message=row.message,
         program=spec.program,
         cancel_wanted=row.cancel_wanted,
-        shape=shape_view(last.shape) if last is not None else None,
+        shape=past.shape_view(last.shape) if last is not None else None,
         cuts=tuple(last.cuts) if last is not None else (),
         generation=row.generation or None,
         nodes=schemas.NodeCounts(
@@ -103,16 +95,6 @@ def _job_view(connection: sa.Connection, row: Any, ready: int, sums: Any) -> sch
     )
 
 
-def _last_launch(connection: sa.Connection, job: str) -> Any | None:
-    """The newest generation that was given seats to train."""
-    return connection.execute(
-        sa.select(generations)
-        .where(generations.c.job == job, generations.c.kind == "train")
-        .order_by(generations.c.number.desc())
-        .limit(1)
-    ).one_or_none()
-
-
 def _progress(
     connection: sa.Connection, job: str, last: Any | None
 ) -> tuple[int, float | None, bool]:
@@ -120,7 +102,7 @@ def _progress(
     ended without a step says nothing, the one before counts.
     """
     generation, step = None, 0
-    if last is not None and (last.committed or last.state in WORKING):
+    if last is not None and (last.committed or last.state in past.WORKING):
         begun = history.resumed_from(last.resumed_from)
         if last.committed:
             generation, step = last.number, last.committed
@@ -154,276 +136,10 @@ def _seated_nodes(connection: sa.Connection, generation: Any) -> int:
 def _last_checkpoint(connection: sa.Connection, job: str) -> int | None:
     saved = [
         view
-        for view in checkpoint_views(connection, job)
+        for view in past.checkpoint_views(connection, job)
         if view.complete and view.in_lineage and not view.condemned and not view.deleted
     ]
     return saved[-1].step if saved else None
-
-
-def shape_view(stored: Any) -> schemas.ShapeView | None:
-    """From its JSON."""
-    return schemas.ShapeView.model_validate(stored) if stored else None
-
-
-# ---- generations
-
-
-def generation_views(connection: sa.Connection, job: str) -> list[schemas.GenerationView]:
-    """By number."""
-    seated = defaultdict(list)
-    for seat in connection.execute(
-        sa.select(seats).where(seats.c.job == job).order_by(seats.c.generation, seats.c.rank)
-    ):
-        seated[seat.generation].append(seat)
-    rows = connection.execute(
-        sa.select(generations).where(generations.c.job == job).order_by(generations.c.number)
-    )
-    return [_generation_view(row, seated[row.number]) for row in rows]
-
-
-def _generation_view(row: Any, seated: Sequence[Any]) -> schemas.GenerationView:
-    begun = history.resumed_from(row.resumed_from)
-    return schemas.GenerationView(
-        number=row.number,
-        kind=row.kind,
-        state=GenerationState(row.state),
-        shape=shape_view(row.shape),
-        cuts=tuple(row.cuts),
-        seats=tuple(_seat_view(seat, row.shape) for seat in seated),
-        resumed_from=(
-            schemas.ResumedFromView(
-                step=begun.step, generation=begun.generation, folder=begun.folder
-            )
-            if begun
-            else None
-        ),
-        committed=row.committed,
-        because=row.because,
-        end_reason=Reason(row.end_reason) if row.end_reason else None,
-        end_because=row.end_because,
-        created_at=moment(row.created_at),
-        launched_at=moment_or_none(row.launched_at),
-        first_step_at=moment_or_none(row.first_step_at),
-        ended_at=moment_or_none(row.ended_at),
-    )
-
-
-def _seat_view(row: Any, stored_shape: Any) -> schemas.SeatView:
-    shape = history.shape_of(stored_shape)
-    assert shape
-    place = Seat.of(row.rank, shape)
-    gone = row.exit or {}
-    return schemas.SeatView(
-        rank=row.rank,
-        stage=place.stage,
-        replica=place.replica,
-        node=row.node,
-        incarnation=row.incarnation,
-        device=row.device,
-        phase=row.phase,
-        step=row.applied,
-        failed=row.failed["message"] if row.failed else None,
-        exit_code=gone.get("code"),
-        exit_signal=gone.get("signal"),
-    )
-
-
-# ---- checkpoints, recoveries
-
-
-def checkpoint_views(connection: sa.Connection, job: str) -> list[schemas.CheckpointView]:
-    """By step."""
-    chain = history.lineage_of(connection, job)
-    written = defaultdict(list)
-    for part in connection.execute(sa.select(parts).where(parts.c.job == job)):
-        written[part.folder].append(part)
-    rows = connection.execute(
-        sa.select(checkpoints)
-        .where(checkpoints.c.job == job)
-        .order_by(checkpoints.c.step, checkpoints.c.generation)
-    )
-    return [_checkpoint_view(row, written[row.folder], chain) for row in rows]
-
-
-def _checkpoint_view(
-    row: Any, written: Sequence[Any], chain: dict[int, int | None]
-) -> schemas.CheckpointView:
-    bound = chain.get(row.generation, -1)
-    return schemas.CheckpointView(
-        folder=row.folder,
-        step=row.step,
-        generation=row.generation,
-        complete=row.complete_at is not None,
-        in_lineage=bound is None or row.step <= bound,
-        condemned=row.condemned_at is not None,
-        deleted=row.deleted_at is not None,
-        size_bytes=sum(part.num_bytes for part in written),
-        parts=len(written),
-        layers_covered=len({layer for part in written for layer in part.layers}),
-        layer_count=written[0].layer_count if written else 0,
-        completed_at=moment_or_none(row.complete_at),
-    )
-
-
-def recovery_views(connection: sa.Connection, job: str) -> list[schemas.RecoveryView]:
-    """In order; the last one may still be going on."""
-    rows = connection.execute(
-        sa.select(recoveries).where(recoveries.c.job == job).order_by(recoveries.c.to_generation)
-    ).all()
-    views = [
-        schemas.RecoveryView(
-            number=number,
-            at_step=row.at_step,
-            resumed_from=row.resumed_from,
-            lost_steps=row.at_step - row.resumed_from,
-            gap_s=row.gap_seconds,
-            phases=schemas.RecoveryPhases.model_validate(row.phases),
-            from_shape=row.from_shape,
-            to_shape=row.to_shape,
-            from_generation=row.from_generation,
-            to_generation=row.to_generation,
-            reason=Reason(row.reason) if row.reason else None,
-            because=row.because,
-            began_at=moment(row.began_at),
-            ended_at=moment(row.ended_at),
-        )
-        for number, row in enumerate(rows, 1)
-    ]
-    going_on = _open_recovery(connection, job, len(views) + 1)
-    return [*views, going_on] if going_on else views
-
-
-def _open_recovery(connection: sa.Connection, job: str, number: int) -> schemas.RecoveryView | None:
-    """A generation that trained has ended, nobody has gone on, and the job is not over."""
-    over = connection.execute(sa.select(jobs.c.finished_at).where(jobs.c.id == job)).scalar()
-    was = connection.execute(
-        sa.select(generations)
-        .where(generations.c.job == job, generations.c.committed > 0)
-        .order_by(generations.c.number.desc())
-        .limit(1)
-    ).one_or_none()
-    if over or was is None or was.state != GenerationState.ENDED:
-        return None
-    last = _last_launch(connection, job)
-    to = last if last is not None and last.number > was.number else None
-    begun = history.resumed_from(to.resumed_from) if to is not None else None
-    return schemas.RecoveryView(
-        number=number,
-        at_step=was.committed,
-        resumed_from=begun.step if begun else None,
-        lost_steps=was.committed - begun.step if begun else None,
-        gap_s=None,
-        phases=schemas.RecoveryPhases.model_validate(history.phases_of(connection, was, to, None)),
-        from_shape=str(history.shape_of(was.shape)),
-        to_shape=str(history.shape_of(to.shape)) if to is not None else None,
-        from_generation=was.number,
-        to_generation=to.number if to is not None else None,
-        reason=Reason(was.end_reason) if was.end_reason else None,
-        because=was.end_because or "",
-        began_at=moment(was.committed_at),
-        ended_at=None,
-    )
-
-
-# ---- series, ledger
-
-
-def series_view(connection: sa.Connection, row: Any, points: int) -> schemas.SeriesView:
-    """At most about ``points`` steps: every n-th, and all firsts and lasts of generations."""
-    of_job = steps.c.job == row.id
-    total = connection.execute(
-        sa.select(sa.func.count()).select_from(steps).where(of_job)
-    ).scalar_one()
-    stride = max(1, -(-total // points))
-    ends = (
-        sa.select(steps.c.generation, sa.func.min(steps.c.step), sa.func.max(steps.c.step))
-        .where(of_job)
-        .group_by(steps.c.generation)
-    )
-    firsts_and_lasts = [
-        (generation, step)
-        for generation, first, last in connection.execute(ends)
-        for step in (first, last)
-    ]
-    kept = (steps.c.step % stride == 0) | sa.tuple_(steps.c.generation, steps.c.step).in_(
-        firsts_and_lasts
-    )
-    chain = history.lineage_of(connection, row.id)
-    found = connection.execute(sa.select(steps).where(of_job, kept).order_by(steps.c.at)).all()
-    return schemas.SeriesView(
-        job=row.id,
-        points=tuple(_point(step, chain) for step in found),
-        thinned=len(found) < total,
-        capacity=tuple(_capacity(connection, row)),
-    )
-
-
-def _point(row: Any, chain: dict[int, int | None]) -> schemas.SeriesPoint:
-    bound = chain.get(row.generation, 0)
-    return schemas.SeriesPoint(
-        step=row.step,
-        at=moment(row.at),
-        generation=row.generation,
-        loss=row.loss,
-        grad_norm=row.grad_norm,
-        non_finite=row.loss is None or row.grad_norm is None,
-        step_time_seconds=row.seconds,
-        examples_per_second=row.samples / row.seconds if row.seconds > 0 else 0.0,
-        superseded=bound is not None and row.step > bound,
-    )
-
-
-def _capacity(connection: sa.Connection, job: Any) -> Iterable[schemas.CapacityPoint]:
-    """Live and used nodes at each change, from the job's submission to its end."""
-    changes: defaultdict[float, list[int]] = defaultdict(lambda: [0, 0])
-    for node in connection.execute(sa.select(nodes.c.registered_at, nodes.c.gone_at)):
-        changes[max(node.registered_at, job.submitted_at)][0] += 1
-        if node.gone_at:
-            changes[max(node.gone_at, job.submitted_at)][0] -= 1
-    used = (
-        sa.select(
-            generations.c.launched_at,
-            generations.c.ended_at,
-            sa.func.count(sa.distinct(seats.c.node)).label("nodes"),
-        )
-        .join(
-            seats,
-            (seats.c.job == generations.c.job) & (seats.c.generation == generations.c.number),
-        )
-        .where(generations.c.job == job.id)
-        .group_by(generations.c.number, generations.c.launched_at, generations.c.ended_at)
-    )
-    for generation in connection.execute(used):
-        changes[generation.launched_at][1] += generation.nodes
-        if generation.ended_at:
-            changes[generation.ended_at][1] -= generation.nodes
-    live = seated = 0
-    for at in sorted(changes):
-        if job.finished_at and at > job.finished_at:
-            break
-        live += changes[at][0]
-        seated += changes[at][1]
-        yield schemas.CapacityPoint(at=moment(at), live=live, used=seated)
-
-
-def ledger_view(connection: sa.Connection, row: Any) -> schemas.LedgerView:
-    """The proof, checked now."""
-    ledger = history.ledger_of(connection, row)
-    gap = (
-        schemas.LedgerGap(step=ledger.gap_at, what=ledger.gap)
-        if ledger.gap_at is not None
-        else None
-    )
-    return schemas.LedgerView(
-        samples_committed_once=gap is None,
-        steps=ledger.steps,
-        samples=ledger.steps * row.spec["batch_size"],
-        first_gap=gap,
-        lineage=tuple(
-            schemas.LedgerLink(generation=link.generation, first=link.first, last=link.last)
-            for link in ledger.links
-        ),
-    )
 
 
 # ---- nodes, events
@@ -444,7 +160,7 @@ def node_views(
             generations,
             (generations.c.job == seats.c.job) & (generations.c.number == seats.c.generation),
         )
-        .where(generations.c.state.in_([state.value for state in WORKING]))
+        .where(generations.c.state.in_([state.value for state in past.WORKING]))
         .order_by(seats.c.rank)
     ):
         seated[(seat.node, seat.incarnation)].append(seat)
@@ -530,7 +246,7 @@ def ticks(connection: sa.Connection, now: float, job: str | None) -> list[schema
     query = (
         sa.select(generations, jobs.c.spec)
         .join(jobs, jobs.c.id == generations.c.job)
-        .where(generations.c.state.in_([state.value for state in WORKING]))
+        .where(generations.c.state.in_([state.value for state in past.WORKING]))
         .where(generations.c.committed > 0)
     )
     if job is not None:
@@ -596,7 +312,7 @@ def seated_names(connection: sa.Connection, job: str) -> list[str]:
             generations,
             (generations.c.job == seats.c.job) & (generations.c.number == seats.c.generation),
         )
-        .where(seats.c.job == job, generations.c.state.in_([state.value for state in WORKING]))
+        .where(seats.c.job == job, generations.c.state.in_([state.value for state in past.WORKING]))
         .distinct()
     )
     return [row.node for row in rows]

@@ -22,7 +22,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, RedirectResponse
 
 from controller import words
-from controller.api import views
+from controller.api import past, views
 from controller.api.auth import Logins, clear_cookie, set_cookie
 from controller.api.deps import Here, job_row
 from controller.api.errors import ProblemException
@@ -170,7 +170,7 @@ def _head(connection: sa.Connection, parts: Parts, row: Any) -> Context:
 
 def _grid(connection: sa.Connection, parts: Parts, row: Any) -> Context:
     """The newest generation that was given seats, while the job is not over."""
-    seated = [g for g in views.generation_views(connection, row.id) if g.seats]
+    seated = [g for g in past.generation_views(connection, row.id) if g.seats]
     job = views.job_view(connection, row)
     generation = seated[-1] if seated and not job.state.is_over else None
     live = views.node_views(connection, parts.presence, parts.clock.now())
@@ -183,7 +183,7 @@ def _grid(connection: sa.Connection, parts: Parts, row: Any) -> Context:
 
 
 def _recoveries(connection: sa.Connection, parts: Parts, row: Any) -> Context:
-    found = views.recovery_views(connection, row.id)
+    found = past.recovery_views(connection, row.id)
     return _head(connection, parts, row) | {
         "recoveries": found,
         "longest": max((view.gap_s or 0.0 for view in found), default=0.0),

@@ -16,13 +16,12 @@ from agent import wire
 from controller.core.events import EventType
 from controller.core.states import GenerationState
 from controller.store import events, history
+from controller.store.folders import take_listing, take_part
 from controller.store.nodes import reported
 from controller.store.rows import changed, insert_new
-from controller.store.tables import checkpoints, generations, jobs, nodes, orders, parts, seats
+from controller.store.tables import generations, jobs, nodes, orders, seats
 from controller.store.tables import steps as steps_table
 from trainer.contract import progress
-from trainer.contract.checkpoints import FolderName
-from trainer.contract.spec import ResumedFrom
 
 ENDED = GenerationState.ENDED.value
 
@@ -66,7 +65,7 @@ def take(
             case wire.OrderDone() as done:
                 _order_done(connection, node, done, at, taken)
             case wire.Looked() as looked:
-                _looked(connection, looked, at)
+                take_listing(connection, looked, at)
                 taken.decisive = True
         taken.reported = report.number
     if taken.reported > before:
@@ -125,7 +124,7 @@ def _said(
             taken.decisive = taken.decisive or first
         case progress.PartWritten() as part:
             begun = history.resumed_from(seat.resumed_from)
-            _part(connection, seat.job, part, seat.generation, seat.rank, begun, at)
+            take_part(connection, seat.job, part, seat.generation, seat.rank, begun, at)
             taken.decisive = True
         case progress.SaveFailed() as failed:
             message = f"Checkpoint at step {failed.step:,} failed on {node}: {failed.message}"
@@ -231,109 +230,6 @@ def _exited(
         _event(connection, at, EventType.TRAINER_EXITED, message, seat, log_tail=tail)
 
 
-# ---- checkpoints
-
-
-def _part(
-    connection: sa.Connection,
-    job: str,
-    part: progress.PartWritten | wire.PartFound,
-    generation: int,
-    rank: int,
-    begun: ResumedFrom | None,
-    at: float,
-) -> None:
-    """One durable part: reported by its writer, or found in the folder."""
-    insert_new(
-        connection, parts, job=job, folder=part.folder, rank=rank, layers=list(part.layers),
-        layer_count=part.layer_count, num_bytes=part.num_bytes, at=at,
-    )  # fmt: skip
-    insert_new(
-        connection, checkpoints, job=job, folder=part.folder, step=part.step,
-        generation=generation, resumed_from=begun.model_dump(mode="json") if begun else None,
-    )  # fmt: skip
-    _weigh(connection, job, part.folder, at)
-
-
-def _weigh(connection: sa.Connection, job: str, folder: str, at: float) -> None:
-    """Complete = the parts cover every layer."""
-    rows = connection.execute(
-        sa.select(parts).where(parts.c.job == job, parts.c.folder == folder)
-    ).all()
-    covered = {layer for row in rows for layer in row.layers}
-    complete = bool(rows) and len(covered) == rows[0].layer_count
-    this = (checkpoints.c.job == job) & (checkpoints.c.folder == folder)
-    if not complete:
-        connection.execute(checkpoints.update().where(this).values(complete_at=None))
-    elif changed(
-        connection,
-        checkpoints.update()
-        .where(this, checkpoints.c.complete_at.is_(None))
-        .values(complete_at=at),
-    ):
-        size = sum(row.num_bytes for row in rows)
-        named = FolderName.parse(folder)
-        message = f"Checkpoint {folder} is complete ({size / 2**20:.1f} MB)."
-        events.record(
-            connection, at, EventType.CHECKPOINT_COMPLETE, message, job=job,
-            generation=named.generation if named else None, folder=folder, size_bytes=size,
-        )  # fmt: skip
-
-
-def _looked(connection: sa.Connection, looked: wire.Looked, at: float) -> None:
-    """The folder as it was when the Look was carried out; what is gone from it is forgotten."""
-    order = connection.execute(
-        sa.select(orders).where(orders.c.number == looked.number, orders.c.kind == "look")
-    ).one_or_none()
-    if order is None or order.job != looked.job:
-        return
-    connection.execute(
-        orders.update()
-        .where(orders.c.number == looked.number, orders.c.closed_at.is_(None))
-        .values(closed_at=at, error=looked.error)
-    )
-    if looked.error is None:
-        for part in looked.parts:
-            _part(connection, looked.job, part, part.generation, part.rank, _begun(part), at)
-        _forget_missing(connection, looked, order.created_at, at)
-    numbers = [part.generation for part in looked.parts] + [m.generation for m in looked.markers]
-    newest = max([looked.newest_generation, *numbers])  # damaged ones too: they never come back
-    connection.execute(
-        generations.update()
-        .where(generations.c.job == looked.job, generations.c.look_order == looked.number)
-        .where(generations.c.state != ENDED)
-        .values(found={"newest_marker": newest, "error": looked.error, "at": at})
-    )
-
-
-def _begun(part: wire.PartFound) -> ResumedFrom | None:
-    if part.resumed_from is None or part.resumed_from_generation is None:
-        return None
-    step, generation = part.resumed_from, part.resumed_from_generation
-    return ResumedFrom(step=step, generation=generation, folder=str(FolderName(step, generation)))
-
-
-def _forget_missing(
-    connection: sa.Connection, looked: wire.Looked, ordered_at: float, at: float
-) -> None:
-    """Parts that were known when the Look was ordered and are not there now."""
-    found = {(part.folder, part.rank) for part in looked.parts}
-    known = connection.execute(
-        sa.select(parts.c.folder, parts.c.rank).where(
-            parts.c.job == looked.job, parts.c.at < ordered_at
-        )
-    ).all()
-    missing = [row for row in known if (row.folder, row.rank) not in found]
-    for row in missing:
-        connection.execute(
-            parts.delete().where(
-                parts.c.job == looked.job, parts.c.folder == row.folder, parts.c.rank == row.rank
-            )
-        )
-    for folder in {row.folder for row in missing}:
-        _weigh(connection, looked.job, folder, at)
-
-
 # ---- orders
 
 
@@ -363,7 +259,7 @@ def _order_done(
             looked = wire.Looked(
                 number=done.number, job=order.job, generation=order.generation, error=done.error
             )
-            _looked(connection, looked, at)
+            take_listing(connection, looked, at)
         taken.decisive = True
 
 
