@@ -20,6 +20,7 @@ from controller.cli.client import (
     CliError,
     Controller,
     RefusedError,
+    UnreachableError,
     job_path,
 )
 from controller.cli.options import AsJson, Connection, Set, SpecFile, Watch, Yes
@@ -31,6 +32,9 @@ from controller.specfile import BadSpecError, read_yaml
 
 WAIT_EXIT = {JobState.SUCCEEDED: 0, JobState.FAILED: 100, JobState.CANCELLED: 103}
 NOT_FINISHED, JOB_NOT_FOUND = 101, 102
+LOOK_SECONDS = 0.5
+AWAY_SECONDS = 60.0
+"""How long `wait` puts up with a controller that does not answer, once it has."""
 
 SKELETON = """\
 name: gpt-mini            # a-z, 0-9 and -, unique among unfinished jobs
@@ -86,8 +90,9 @@ def submit(
         output.as_json(spec)
         return
     controller = Connection.of(context)
-    if not yes:
+    if not quiet:
         show_plan(spec, bundle, ready=len(controller.all("/api/v1/nodes", NodeView)))
+    if not yes:
         _ask("Submit?")
     job = send(controller, spec, bundle)
     if json_:
@@ -171,7 +176,8 @@ def cancel(context: typer.Context, job: str, yes: Yes = False, json_: AsJson = F
     if json_:
         output.as_json(view)
     else:
-        output.say(f"{view.name} is {'being ' if not view.state.is_over else ''}cancelled.")
+        news = f"was over already: {view.state}" if view.state.is_over else "is being cancelled"
+        output.say(f"{view.name} {news}.")
 
 
 def wait(
@@ -260,15 +266,22 @@ def _ask(question: str) -> None:
 def _wait(
     controller: Controller, job: str, timeout: float | None, wanted: JobState | None = None
 ) -> int:
-    deadline = None if timeout is None else time.monotonic() + timeout
+    """The exit code; a controller that is away for a while (an upgrade, say) is waited for."""
+    view: JobView | None = None
+    begun = heard_at = time.monotonic()
     while True:
-        view = controller.get(job_path(job), JobView)
-        if wanted is not None and view.state is wanted:
+        now = time.monotonic()
+        try:
+            view, heard_at = controller.get(job_path(job), JobView), now
+        except UnreachableError:
+            if view is None or now - heard_at > AWAY_SECONDS:
+                raise
+        if view.state is wanted:
             return 0
         if view.state.is_over:
             output.note(f"{view.name} {view.state}: {view.message}")
             return NOT_FINISHED if wanted else WAIT_EXIT[view.state]
-        if deadline is not None and time.monotonic() >= deadline:
+        if timeout is not None and now - begun >= timeout:
             output.note(f"{view.name} is {view.state} at step {words.step(view)}.")
             return NOT_FINISHED
-        time.sleep(0.5)
+        time.sleep(LOOK_SECONDS)

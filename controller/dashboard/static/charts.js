@@ -112,9 +112,8 @@ function hatch(ctx, from, to, bbox) {
 
 function capacityOptions() {
   const stepped = uPlot.paths.stepped({ align: 1 });
-  const most = Math.max(1, ...data.series.capacity.map((p) => p.live));
   return {
-    scales: { y: { range: [0, most + 1] } },
+    scales: { y: { range: () => [0, 1 + Math.max(1, ...data.series.capacity.map((p) => p.live))] } },
     hooks: { drawClear: [bands] },
     series: [
       { label: "time", value: (_, at) => (at === null ? "" : clock(at)) },
@@ -184,11 +183,21 @@ function draw() {
     const table = kind.table();
     if (!table[0].length) { say(place, place.dataset.empty); continue; }
     if (place.dataset.as === "table") { drawTable(place, kind, table); continue; }
-    charts[name]?.destroy();
+    if (charts[name]) { charts[name].setData(table); continue; }
     place.replaceChildren();
     charts[name] = new uPlot({ width: place.clientWidth, height: kind.height, ...kind.options() }, table, place);
   }
   replayed();
+}
+
+function drawAnew() {
+  for (const name of Object.keys(KINDS)) forget(name);
+  if (data) draw();
+}
+
+function forget(name) {
+  charts[name]?.destroy();
+  delete charts[name];
 }
 
 function drawTable(place, kind, table) {
@@ -210,6 +219,7 @@ document.addEventListener("click", (click) => {
   if (!button || !data) return;
   const place = document.getElementById(button.dataset.table);
   const asTable = place.dataset.as !== "table";
+  forget(button.dataset.table);
   place.dataset.as = asTable ? "table" : "chart";
   button.setAttribute("aria-expanded", asTable);
   button.textContent = asTable ? "Chart" : "Table";
@@ -224,6 +234,10 @@ document.addEventListener("varuna:tick", ({ detail: said }) => {
   draw();
 });
 for (const kind of ["event", "nodes", "reset"]) document.addEventListener(`varuna:${kind}`, loadSoon);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => data && draw());
-new ResizeObserver(() => data && draw()).observe(document.querySelector("main"));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAnew);
+let width = 0;
+new ResizeObserver(([main]) => {
+  if (main.contentRect.width !== width) drawAnew();
+  width = main.contentRect.width;
+}).observe(document.querySelector("main"));
 load();

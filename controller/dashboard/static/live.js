@@ -9,7 +9,7 @@ const DEBOUNCE_MS = 200;
 const RETRY_MS = 3000;
 
 let after = body.dataset.after;
-let epoch = null;
+let greeted = false;
 let source = null;
 let lastHeard = Date.now();
 let offlineSince = null;
@@ -45,11 +45,15 @@ function hear(kind, message) {
   const said = message.data ? JSON.parse(message.data) : null;
   if (message.lastEventId) after = message.lastEventId;
   if (kind === "hello") {
-    if (epoch && epoch !== said.epoch) refresh("reset");  // another controller: ask for all anew
-    epoch = said.epoch;
+    if (greeted) tell("reset", null);  // we were away: ask for all anew
+    greeted = true;
     return;
   }
   if (kind === "tick") tick(said);
+  tell(kind, said);
+}
+
+function tell(kind, said) {
   document.dispatchEvent(new CustomEvent(`varuna:${kind}`, { detail: said }));
   refresh(kind);
 }
