@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
+import sqlalchemy as sa
 import structlog
 
 from controller.bell import FEED, RECONCILER
@@ -72,9 +73,9 @@ class Reconciler:
                 self._ring(recorded)
                 if not recorded:
                     break
+            self._parts.looked_at = self._parts.clock.now()
         except Exception:
             log.exception("tick_failed")
-        self._parts.looked_at = self._parts.clock.now()
 
     def look(self, signs: dict[NodeKey, Sign], grace_until: float) -> list[Recorder]:
         """One look: the decisions that were recorded. Runs in a thread."""
@@ -88,6 +89,8 @@ class Reconciler:
                 recorded.append(self._record(world, decision))
             except StaleError as stale:
                 log.info("decision_dropped", job=decision.job, because=str(stale))
+            except Exception:  # our mistake about one job is not the others' loss
+                log.exception("decision_failed", job=decision.job, because=decision.because)
             else:
                 log.info("decided", job=decision.job, because=decision.because)
         return recorded
@@ -99,8 +102,8 @@ class Reconciler:
         here = Here(self._parts.boot_id, settings.data.absolute() / "checkpoints")
         loss_at = first_loss(world, job) if job else None
 
-        def work(connection: object) -> Recorder:
-            recorder = Recorder(connection, now, here)  # type: ignore[arg-type]
+        def work(connection: sa.Connection) -> Recorder:
+            recorder = Recorder(connection, now, here)
             recorder.record(decision, fence, loss_at)
             return recorder
 

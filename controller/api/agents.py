@@ -90,7 +90,7 @@ async def orders(
                     break
                 if not await _wait(rung, gone, deadline - here.clock.now()):
                     break
-        broken = gone.done() and not found and not here.closing
+        broken = gone.done() and not here.closing  # even with orders: nobody is there to take them
     finally:
         gone.cancel()
         with suppress(asyncio.CancelledError):
