@@ -169,6 +169,7 @@ def test_readers_cannot_write_and_see_one_moment(url: str) -> None:
 
 WRITER = """
 import sys
+from controller.core.events import EventType
 from controller.store.engine import Store
 from controller.store.events import record
 store = Store(sys.argv[1])
