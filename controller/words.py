@@ -9,6 +9,7 @@ from datetime import datetime
 
 from controller.api.schemas import GenerationView, JobView, NodeView, RecoveryView, SeatView
 from controller.core.states import JobState, NodeState
+from controller.core.words import count as count
 
 NOTHING = "–"
 """What a missing value looks like in a table."""
@@ -31,11 +32,6 @@ NODE_GLYPH: Mapping[NodeState, str] = {
     NodeState.LOST: "✕",
     NodeState.EVICTED: "✕",
 }
-
-
-def count(number: int, noun: str) -> str:
-    """``1 step``, ``1,240 steps``."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def number(value: float | None, digits: int = 1) -> str:

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 
 from controller.core.events import EventType
 from controller.core.states import JobState
+from controller.core.words import count
 from controller.store import events
 from controller.store.rows import insert_new
 from controller.store.tables import checkpoints, generations, nodes, recoveries, seats, steps
@@ -180,9 +181,11 @@ def close_recovery(connection: sa.Connection, job: str, number: int, at: float) 
     )  # fmt: skip
     if new:
         lost = was.committed - resumed
+        moved = f"re-planned {shapes[0]} -> {shapes[1]}"
+        plan = moved if shapes[0] != shapes[1] else f"kept {shapes[0]}"
         message = (
-            f"{_cause(connection, was)}; re-planned {shapes[0]} → {shapes[1]};"
-            f" resumed from step {resumed:,} (lost {lost} steps, {gap:.1f} s)."
+            f"{_cause(connection, was)}; {plan};"
+            f" resumed from step {resumed:,} (lost {count(lost, 'step')}, {gap:.1f} s)."
         )
         events.record(
             connection, at, EventType.RECOVERED, message, job=job, generation=number,
