@@ -8,6 +8,14 @@ from controller.core.events import EventType
 from controller.store import tables
 
 
+MAX_MESSAGE = 2000
+
+
+def printable(text: str) -> str:
+    """Without the one character that PostgreSQL cannot store."""
+    return text.replace("\0", "�")
+
+
 def record(
     connection: sa.Connection,
     at: float,
@@ -27,7 +35,7 @@ def record(
             job=job,
             node=node,
             generation=generation,
-            message=message.replace("\0", "�"),
+            message=printable(message)[:MAX_MESSAGE],
             data=data,
         )
     )

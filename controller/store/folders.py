@@ -71,7 +71,7 @@ def take_listing(connection: sa.Connection, looked: wire.Looked, at: float) -> N
     connection.execute(
         orders.update()
         .where(orders.c.number == looked.number, orders.c.closed_at.is_(None))
-        .values(closed_at=at, error=looked.error)
+        .values(closed_at=at, error=events.printable(looked.error) if looked.error else None)
     )
     if looked.error is None:
         for part in looked.parts:

@@ -219,7 +219,7 @@ def _exited(
     if seat is None:
         taken.dropped += 1
         return
-    tail = exited.log_tail.replace("\0", "�")
+    tail = events.printable(exited.log_tail)
     gone = {"code": exited.code, "signal": exited.signal, "log_tail": tail}
     _update_seat(connection, seat, exit=gone, exit_at=at)
     taken.decisive = True
@@ -245,7 +245,7 @@ def _order_done(
     connection.execute(
         orders.update()
         .where(orders.c.number == done.number, orders.c.closed_at.is_(None))
-        .values(closed_at=at, error=done.error)
+        .values(closed_at=at, error=events.printable(done.error) if done.error else None)
     )
     if done.error is not None:
         message = f"{node} could not {order.kind.replace('_', ' ')}: {done.error}"
@@ -308,4 +308,4 @@ def _event(
 
 
 def _clean(said: dict[str, Any]) -> dict[str, Any]:
-    return {k: v.replace("\0", "�") if isinstance(v, str) else v for k, v in said.items()}
+    return {k: events.printable(v) if isinstance(v, str) else v for k, v in said.items()}
