@@ -7,7 +7,6 @@ import sqlalchemy as sa
 from controller.core.events import EventType
 from controller.store import tables
 
-
 MAX_MESSAGE = 2000
 
 
