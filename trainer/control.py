@@ -81,7 +81,7 @@ class Control:
         self._lock = threading.Lock()
         self._backlog = bytearray()
         self._is_flushed = threading.Condition(self._lock)
-        self._peers: dict[int, tuple[socket.socket, int]] = {}
+        self._peers: dict[int, tuple[socket.socket, int | None]] = {}
         self._cause: _Cause | None = None
         self._is_halted = threading.Event()
         self._hang_up_at = math.inf
@@ -108,7 +108,7 @@ class Control:
         """Say that ``phase`` begins."""
         self.say(PhaseBegun(phase=phase))
 
-    def watch(self, sockets: Mapping[socket.socket, int]) -> None:
+    def watch(self, sockets: Mapping[socket.socket, int | None]) -> None:
         """From now on the end of one of ``sockets`` halts the trainer; its rank is the suspect."""
         for connected, rank in sockets.items():
             self._peers[connected.fileno()] = connected, rank
@@ -210,7 +210,10 @@ class Control:
         with suppress(OSError):
             self._epoll.unregister(descriptor)
         rank = self._peers[descriptor][1]
-        self.halt(f"rank {rank} hung up", (rank,))
+        self.halt(
+            "a peer hung up" if rank is None else f"rank {rank} hung up",
+            () if rank is None else (rank,),
+        )
 
     def _write(self) -> None:
         with self._lock:

@@ -1,19 +1,29 @@
 """Meeting the other ranks of a generation: interface, store, process groups, and their sockets.
 
 All groups are made here, at the start, so that the store may be lost later. Whose socket is whose
-is found out once, for the control thread to watch.
+is found out once, for the control thread to watch. The groups are gloo's own objects: torch's
+``new_group`` wants every rank at every group, or names a group by how many a rank has made before.
 """
 
+import json
 import os
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import psutil
-import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+import torch
+from torch import Tensor
+from torch.distributed import (  # type: ignore[attr-defined]  # torch's stubs miss some
+    PrefixStore,
+    ProcessGroupGloo,
+    Store,
+    TCPStore,
+    Work,
+)
 
 from trainer.contract.spec import Address, RunSpec
 from trainer.contract.topology import Seat
@@ -31,21 +41,66 @@ class RendezvousError(Exception):
     """The ranks did not all come together."""
 
 
+class Group:
+    """Ranks that compute something together. All methods raise PeerLostError."""
+
+    def __init__(self, ranks: Sequence[int], me: int, store: Store, timeout: timedelta) -> None:
+        """Meets the others, each of whom must come. Raises RuntimeError."""
+        self._ranks = tuple(ranks)
+        self._others = tuple(rank for rank in ranks if rank != me)
+        # Any: the stubs do not know the operations
+        self._gloo: Any = ProcessGroupGloo(store, self._ranks.index(me), len(ranks), timeout)
+
+    def sum(self, *tensors: Tensor) -> None:
+        """Replace each by its sum over all ranks."""
+        with _blaming(self._others):
+            works: list[Work] = [self._gloo.allreduce([tensor]) for tensor in tensors]
+            for work in works:
+                work.wait()
+
+    def share(self, tensor: Tensor, source: int) -> None:
+        """Replace it by rank ``source``'s."""
+        with _blaming(self._others):
+            self._gloo.broadcast(tensor, self._ranks.index(source)).wait()
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Everybody's, in rank order; all of one shape."""
+        every = [torch.empty_like(tensor) for _ in self._ranks]
+        with _blaming(self._others):
+            self._gloo.allgather([every], [tensor]).wait()
+        return every
+
+    def send(self, tensor: Tensor, to: int, tag: int) -> "Sending":
+        """Start to send; ``tensor`` must not change until that has ended."""
+        with _blaming((to,)):
+            return Sending(self._gloo.send([tensor], self._ranks.index(to), tag), tensor, to)
+
+    def receive(self, tensor: Tensor, source: int, tag: int) -> None:
+        """Wait for a message and put it into ``tensor``."""
+        with _blaming((source,)):
+            self._gloo.recv([tensor], self._ranks.index(source), tag).wait()
+
+
+@dataclass(frozen=True)
+class Sending:
+    """A message on its way; keeps the tensor alive."""
+
+    work: Work
+    tensor: Tensor
+    to: int
+
+    def wait(self) -> None:
+        """Until it is out. Raises PeerLostError."""
+        with _blaming((self.to,)):
+            self.work.wait()
+
+
 @contextmanager
-def blaming_peers(ranks: Sequence[int]) -> Iterator[None]:
-    """Turn the error of a call on a process group into a PeerLostError."""
+def _blaming(ranks: Sequence[int]) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
         raise PeerLostError(ranks, str(error).partition("\n")[0]) from error
-
-
-@dataclass(frozen=True)
-class Group:
-    """Ranks that compute something together."""
-
-    ranks: tuple[int, ...]
-    handle: dist.ProcessGroup | None
 
 
 @dataclass(frozen=True)
@@ -55,10 +110,12 @@ class Groups:
     world: Group | None = None
     replicas: Group | None = None
     """The ranks of this stage."""
-    ties: dict[tuple[int, ...], Group] = field(default_factory=dict)
+    ties: Mapping[tuple[int, ...], Group] = field(default_factory=dict)
     """By the stages that hold a tied weight: their ranks in this replica."""
-    sockets: dict[socket.socket, int] = field(default_factory=dict)
-    """Duplicates of every connected socket of the groups, with the rank at the other end."""
+    sockets: Mapping[socket.socket, int | None] = field(default_factory=dict)
+    """Duplicates of every connected socket of the groups, with the rank at the other end (None
+    where addresses are translated on the way).
+    """
 
 
 def meet(spec: RunSpec, tied_stages: Iterable[tuple[int, ...]]) -> Groups:
@@ -73,7 +130,7 @@ def meet(spec: RunSpec, tied_stages: Iterable[tuple[int, ...]]) -> Groups:
     os.environ["GLOO_SOCKET_IFNAME"] = interface_of(spec.data_host)
     try:
         return _meet(spec, spec.store, tied_stages)
-    except RuntimeError as error:
+    except (RuntimeError, PeerLostError) as error:
         raise RendezvousError(f"could not meet the other ranks: {error}") from error
 
 
@@ -83,26 +140,25 @@ def _meet(spec: RunSpec, address: Address, tied_stages: Iterable[tuple[int, ...]
         address.host, address.port, is_master=False, wait_for_workers=False, timeout=timeout
     )
     before = _descriptors()
-    dist.init_process_group(
-        "gloo",
-        store=PrefixStore(f"{spec.job}/{spec.generation}", store),
-        rank=spec.rank,
-        world_size=shape.world,
-        timeout=timeout,
-    )
-    seat = Seat.of(spec.rank, shape)
-    of_my_stage = [Seat(seat.stage, r).rank(shape) for r in range(shape.replicas)]
-    with_my_stage = {s for s in tied_stages if seat.stage in s and len(s) > 1}
-    groups = Groups(
-        world=Group(tuple(range(shape.world)), dist.group.WORLD),
-        replicas=_group(of_my_stage, timeout) if shape.replicas > 1 else None,
-        ties={
-            stages: _group([Seat(s, seat.replica).rank(shape) for s in stages], timeout)
-            for stages in sorted(with_my_stage)
-        },
-    )
-    groups.sockets.update(_whose(_connected(_descriptors() - before), shape.world))
-    return groups
+
+    def group(name: str, ranks: Sequence[int]) -> Group:
+        prefix = f"{spec.job}/{spec.generation}/{name}"
+        return Group(ranks, spec.rank, PrefixStore(prefix, store), timeout)
+
+    me = Seat.of(spec.rank, shape)
+    of_my_stage = [Seat(me.stage, replica).rank(shape) for replica in range(shape.replicas)]
+    with_my_stage = {stages for stages in tied_stages if me.stage in stages and len(stages) > 1}
+    world = group("world", range(shape.world))
+    replicas = group(f"stage-{me.stage}", of_my_stage) if shape.replicas > 1 else None
+    ties = {
+        stages: group(
+            f"replica-{me.replica}-stages-{stages}",
+            [Seat(s, me.replica).rank(shape) for s in stages],
+        )
+        for stages in sorted(with_my_stage)
+    }
+    sockets = _connected(_descriptors() - before)
+    return Groups(world, replicas, ties, _whose(sockets, world))
 
 
 def interface_of(host: str) -> str:
@@ -112,13 +168,6 @@ def interface_of(host: str) -> str:
         if any(address.address.partition("%")[0] in wanted for address in addresses):
             return name
     raise ValueError(f"no network interface of this machine has the address {host}")
-
-
-def _group(ranks: Sequence[int], timeout: timedelta) -> Group:
-    handle = dist.new_group(
-        list(ranks), timeout=timeout, backend="gloo", use_local_synchronization=True
-    )
-    return Group(tuple(ranks), handle)
 
 
 def _descriptors() -> set[int]:
@@ -143,10 +192,14 @@ def _connected(descriptors: Iterable[int]) -> list[socket.socket]:
     return found
 
 
-def _whose(sockets: Sequence[socket.socket], world: int) -> dict[socket.socket, int]:
+def _whose(sockets: Sequence[socket.socket], world: Group) -> dict[socket.socket, int | None]:
     """The rank at the other end of each: the one that calls that end's address its own."""
-    own = [one.getsockname() for one in sockets]
-    every: list[list[object]] = [[] for _ in range(world)]
-    dist.all_gather_object(every, own)
-    rank_of = {address: rank for rank, addresses in enumerate(every) for address in addresses}
-    return {one: rank_of[one.getpeername()] for one in sockets}
+    own = json.dumps([one.getsockname() for one in sockets]).encode()
+    longest = max(int(length) for length in world.gather(torch.tensor(len(own))))
+    padded = torch.frombuffer(bytearray(own.ljust(longest)), dtype=torch.uint8)
+    rank_of = {
+        tuple(address): rank
+        for rank, text in enumerate(world.gather(padded))
+        for address in json.loads(text.numpy().tobytes())
+    }
+    return {one: rank_of.get(tuple(one.getpeername())) for one in sockets}

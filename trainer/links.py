@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from trainer.contract.schedule import Kind
-from trainer.groups import blaming_peers
+from trainer.groups import Group, Sending
 from trainer.program import ProgramError
 
 Message: TypeAlias = Tensor | tuple[Tensor | None, ...]
@@ -45,17 +44,16 @@ _DTYPES = (
 class Links:
     """The neighbours of one stage; ``None`` where there is none."""
 
-    def __init__(self, previous: int | None, following: int | None) -> None:
+    def __init__(self, world: Group | None, previous: int | None, following: int | None) -> None:
         self._inbox = _Inbox()
-        ways = {Kind.FORWARD: (previous, following), Kind.BACKWARD: (following, previous)}
-        self._receivers = [
-            _Receiver(kind, source, self._inbox)
-            for kind, (source, _) in ways.items()
-            if source is not None
-        ]
-        self._senders = {
-            kind: _Sender(kind, target) for kind, (_, target) in ways.items() if target is not None
-        }
+        self._receivers: list[_Receiver] = []
+        self._senders: dict[Kind, _Sender] = {}
+        ways = ((Kind.FORWARD, previous, following), (Kind.BACKWARD, following, previous))
+        for kind, source, target in ways:
+            if world and source is not None:
+                self._receivers.append(_Receiver(kind, world, source, self._inbox))
+            if world and target is not None:
+                self._senders[kind] = _Sender(kind, world, target)
 
     def expect(self, sizes: Sequence[int]) -> None:
         """Receive the messages of one mini-batch, whose micro-batches have ``sizes`` samples."""
@@ -134,10 +132,11 @@ class _Inbox:
 class _Receiver(threading.Thread):
     """Receives what is expected from ``source``, in order."""
 
-    def __init__(self, kind: Kind, source: int, inbox: _Inbox) -> None:
+    def __init__(self, kind: Kind, world: Group, source: int, inbox: _Inbox) -> None:
         super().__init__(name=f"receive-{kind}-{source}", daemon=True)
         self.expected: queue.SimpleQueue[Sequence[int]] = queue.SimpleQueue()
         self._kind = kind
+        self._world = world
         self._source = source
         self._inbox = inbox
         self._layouts: dict[int, _Layout] = {}
@@ -153,42 +152,42 @@ class _Receiver(threading.Thread):
             self._inbox.fail(error)
 
     def _receive(self, micro_batch: int, size: int) -> Message:
-        with blaming_peers([self._source]):
-            if size not in self._layouts:
-                header = torch.empty(_Layout.header_length(), dtype=torch.int64)
-                dist.recv(header, self._source, tag=_HEADER_TAG)
-                self._layouts[size] = _Layout.from_header(header)
-            message = self._layouts[size].empty()
-            for tag, tensor in _tagged(micro_batch, message):
-                dist.recv(tensor, self._source, tag=tag)
+        if size not in self._layouts:
+            header = torch.empty(_Layout.header_length(), dtype=torch.int64)
+            self._world.receive(header, self._source, _HEADER_TAG)
+            self._layouts[size] = _Layout.from_header(header)
+        message = self._layouts[size].empty()
+        for tag, tensor in _tagged(micro_batch, message):
+            self._world.receive(tensor, self._source, tag)
         return message
 
 
 class _Sender:
     """Sends to ``target``; keeps each tensor until it is out."""
 
-    def __init__(self, kind: Kind, target: int) -> None:
+    def __init__(self, kind: Kind, world: Group, target: int) -> None:
         self._kind = kind
+        self._world = world
         self._target = target
         self._layouts: dict[int, _Layout] = {}
-        self._outstanding: deque[list[tuple[dist.Work, Tensor]]] = deque()
+        self._outstanding: deque[list[Sending]] = deque()
 
     def send(self, micro_batch: int, size: int, message: Message) -> None:
         layout = _Layout.of(message)
-        agreed = self._layouts.setdefault(size, layout)
-        if layout != agreed:
+        if size not in self._layouts:
+            self._layouts[size] = layout
+            self._world.send(layout.to_header(), self._target, _HEADER_TAG).wait()
+        elif layout != (agreed := self._layouts[size]):
             what = "the output" if self._kind is Kind.FORWARD else "the gradient of the input"
             raise ProgramError(
                 f"{what} of a stage changed from {agreed} to {layout}: micro-batches of one size "
                 "must be alike"
             )
-        with blaming_peers([self._target]):
-            works = []
-            if agreed is layout:
-                works.append(self._start(layout.to_header(), _HEADER_TAG))
-            for tag, tensor in _tagged(micro_batch, message):
-                works.append(self._start(tensor.detach().contiguous(), tag))
-        self._outstanding.append(works)
+        sending = [
+            self._world.send(tensor.detach().contiguous(), self._target, tag)
+            for tag, tensor in _tagged(micro_batch, message)
+        ]
+        self._outstanding.append(sending)
         if len(self._outstanding) > _OUTSTANDING:
             self._finish_oldest()
 
@@ -196,15 +195,9 @@ class _Sender:
         while self._outstanding:
             self._finish_oldest()
 
-    def _start(self, tensor: Tensor, tag: int) -> tuple[dist.Work, Tensor]:
-        work = dist.isend(tensor, self._target, tag=tag)
-        assert work is not None
-        return work, tensor
-
     def _finish_oldest(self) -> None:
-        with blaming_peers([self._target]):
-            for work, _ in self._outstanding.popleft():
-                work.wait()
+        for sending in self._outstanding.popleft():
+            sending.wait()
 
 
 def _tagged(micro_batch: int, message: Message) -> list[tuple[int, Tensor]]:

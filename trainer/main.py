@@ -94,6 +94,7 @@ def _train(spec: RunSpec, control: Control) -> None:
     control.standing.applied = control.standing.prepared = step
 
     links = Links(
+        groups.world,
         previous=spec.rank - 1 if seat.stage > 0 else None,
         following=spec.rank + 1 if seat.stage < spec.shape.depth - 1 else None,
     )

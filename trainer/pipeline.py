@@ -124,8 +124,9 @@ class Pipeline:
             pairs = zip(outputs, gradients, strict=True)
             wanted = [(o, g) for o, g in pairs if o.requires_grad and g is not None]
             outputs, gradients = [o for o, _ in wanted], [g for _, g in wanted]
-        with self._program.blaming(f"the backward pass of {self._my_layers}"):
-            torch.autograd.backward(outputs, gradients)
+        if outputs:  # else nothing here is to be trained
+            with self._program.blaming(f"the backward pass of {self._my_layers}"):
+                torch.autograd.backward(outputs, gradients)
         if not self._plan.is_first:
             size = self._micro_batches[m].size
             self._links.send(Kind.BACKWARD, m, size, tuple(tensor.grad for tensor in inputs))

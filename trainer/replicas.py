@@ -10,18 +10,16 @@ what really adds up is added here, in layer and replica order.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from trainer.contract.samples import hash_of, mix32
 from trainer.contract.spec import RunSpec
 from trainer.contract.topology import Seat, stage_of, stages_of
 from trainer.data import Batch
-from trainer.groups import Group, Groups, blaming_peers
+from trainer.groups import Groups
 from trainer.program import LossSum, ProgramError
 from trainer.stages import Stage
 
@@ -94,12 +92,7 @@ class Replicas:
     def sum_gradients(self) -> None:
         """Make every weight's gradient that of the whole global batch. Raises PeerLostError."""
         if group := self._groups.replicas:
-            gradients = [g for index in self._stage.layers for g in self._stage.gradients_of(index)]
-            with self._blaming(group):
-                works = [dist.all_reduce(g, group=group.handle, async_op=True) for g in gradients]
-                for work in works:
-                    assert work is not None
-                    work.wait()
+            group.sum(*(g for index in self._stage.layers for g in self._stage.gradients_of(index)))
         for owner, layers in self._ties.items():
             self._sum_over_holders(owner, layers)
 
@@ -112,15 +105,13 @@ class Replicas:
             self._metrics = self._agree_on_metrics(totals)
         ballot = self._ballot(totals, self._metrics, save_is_due)
         if group := self._groups.world:
-            with self._blaming(group):
-                dist.all_reduce(ballot, group=group.handle)
+            group.sum(ballot)
         return self._count(ballot.tolist(), self._metrics)
 
     def wait_for_all(self) -> None:
         """Wait until every rank has come here. Raises PeerLostError."""
         if group := self._groups.world:
-            with self._blaming(group):
-                dist.all_reduce(torch.zeros(1), group=group.handle)
+            group.sum(torch.zeros(1))
 
     def _sum_over_holders(self, owner: str, layers: tuple[int, ...]) -> None:
         """Add the gradients of one tied weight in layer order, on every stage that holds it."""
@@ -132,9 +123,8 @@ class Replicas:
             if gradient is None:
                 gradient = torch.empty_like(weight.parameter)
             if group:
-                source = Seat(stage_of(layer, cuts), self._seat.replica).rank(self._spec.shape)
-                with self._blaming(group):
-                    dist.broadcast(gradient, source, group=group.handle)
+                holder = Seat(stage_of(layer, cuts), self._seat.replica)
+                group.share(gradient, holder.rank(self._spec.shape))
             total = gradient.clone() if total is None else total.add_(gradient)
         assert total is not None
         weight.gradient.copy_(total)
@@ -192,12 +182,8 @@ class Replicas:
             raise ProgramError(f"loss() gives metrics whose names need over {_NAMES_BYTES} bytes")
         names = torch.frombuffer(bytearray(text.ljust(_NAMES_BYTES)), dtype=torch.uint8)
         last = Seat(self._spec.shape.depth - 1, 0).rank(self._spec.shape)
-        with self._blaming(group):
-            dist.broadcast(names, last, group=group.handle)
+        group.share(names, last)
         return tuple(json.loads(bytes(names.tolist())))
-
-    def _blaming(self, group: Group) -> AbstractContextManager[None]:
-        return blaming_peers([rank for rank in group.ranks if rank != self._spec.rank])
 
 
 def _ratio(total: float, weight: float) -> float:

@@ -31,6 +31,7 @@ class Rank:
     """What one trainer said, and how it ended."""
 
     trainer: Trainer
+    log: Path
     lines: list[Line] = field(default_factory=list)
     exit: Exit | None = None
 
@@ -139,9 +140,10 @@ class Trainers:
         number = next(self._numbers)
 
         async def fork() -> Generation:
-            logs = (self._logs / f"{number}-{spec.rank}.log" for spec in specs)
-            pairs = zip(specs, logs, strict=True)
-            ranks = [Rank(await self._zygote.start_trainer(s, log)) for s, log in pairs]
+            ranks = []
+            for spec in specs:
+                log = self._logs / f"{number}-{spec.rank}.log"
+                ranks.append(Rank(await self._zygote.start_trainer(spec, log), log))
             generation = Generation(ranks, specs)
             for rank in ranks:
                 task = asyncio.create_task(self._listen(rank, generation))

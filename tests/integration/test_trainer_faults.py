@@ -1,5 +1,7 @@
 """Peers that die, orders, programs that cannot be trained, checkpoints that cannot be used."""
 
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.trainers import PROGRAMS, Generation, Trainers
+from tests.fakes.waiting import until
 from trainer.contract.checkpoints import write_marker
 from trainer.contract.progress import (
     ExitCode,
@@ -84,15 +87,42 @@ def test_a_rank_that_dies_is_named_by_all_others_which_stand_still_until_they_ma
     assert {rank.exit.code for rank in survivors if rank.exit} == {ExitCode.LEFT}
 
 
-@pytest.mark.parametrize("shape", ["1x1", "2x2"])
-def test_a_halt_order_ends_every_wait(trainers: Trainers, tmp_path: Path, shape: str) -> None:
-    generation = trainers.wait(start(trainers, tmp_path / "job", shape), in_full_swing)
+def test_a_halt_order_ends_every_wait_for_a_rank_that_hangs(
+    trainers: Trainers, tmp_path: Path
+) -> None:
+    generation = trainers.wait(start(trainers, tmp_path / "job", "2x2"), in_full_swing)
+    hanging = generation.ranks[3]
+    os.kill(hanging.trainer.pid, signal.SIGSTOP)
+    generation.order(Halt())
+    trainers.wait(generation, lambda g: stands_still(g, 3), seconds=10)
+    for rank in generation.ranks[:3]:
+        assert rank.one(Halted).cause == "ordered"
+        assert not rank.one(Halted).torn
+    trainers.kill(hanging)
+    generation.order(Leave())
+    assert trainers.wait(generation).codes == [*[ExitCode.LEFT] * 3, None]
+
+
+def test_a_rank_that_waits_for_nobody_halts_between_two_tasks(
+    trainers: Trainers, tmp_path: Path
+) -> None:
+    generation = trainers.wait(start(trainers, tmp_path / "job", "1x1"), in_full_swing)
     generation.order(Halt())
     trainers.wait(generation, stands_still, seconds=10)
-    assert "ordered" in {rank.one(Halted).cause for rank in generation.ranks}
-    assert not any(rank.one(Halted).torn for rank in generation.ranks)
+    assert generation.ranks[0].one(Halted).applied == generation.ranks[0].steps[-1].step
     generation.order(Leave())
-    assert trainers.wait(generation).codes == [ExitCode.LEFT] * len(generation.ranks)
+    trainers.wait(generation)
+
+
+def test_a_signal_dumps_every_threads_stack_into_the_log(
+    trainers: Trainers, tmp_path: Path
+) -> None:
+    generation = trainers.wait(start(trainers, tmp_path / "job", "2x1"), in_full_swing)
+    rank = generation.ranks[0]
+    os.kill(rank.trainer.pid, signal.SIGUSR2)
+    until(lambda: "pipeline.py" in rank.log.read_text() and "links.py" in rank.log.read_text())
+    generation.order(Leave())
+    trainers.wait(generation)
 
 
 def test_limbo_ends_by_itself(trainers: Trainers, tmp_path: Path) -> None:

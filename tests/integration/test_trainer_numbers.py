@@ -82,12 +82,15 @@ def plain_loop(job: Job) -> Curve:
     named: dict[torch.nn.Parameter, str] = {}
     for index, layer in enumerate(layers):
         for name, parameter in layer.named_parameters():
-            named.setdefault(parameter, f"layers.{index}.{name}")
+            if parameter.requires_grad:
+                named.setdefault(parameter, f"layers.{index}.{name}")
     saved: dict[str, torch.Tensor] = {}
     for file in (job.root / "step-000000.g1").glob("*.safetensors"):
         saved |= load_file(file)
-    for parameter, name in named.items():
-        parameter.data.copy_(saved[f"parameters/{name}"])
+    for index, layer in enumerate(layers):
+        for name, parameter in layer.named_parameters():
+            if (value := saved.get(f"parameters/layers.{index}.{name}")) is not None:
+                parameter.data.copy_(value)
     optimizer = ladder.optimizer([(name, p) for p, name in named.items()], job.args)
     rates = [group["lr"] for group in optimizer.param_groups]
     samples = ladder.dataset(job.args)
@@ -110,7 +113,9 @@ def plain_loop(job: Job) -> Curve:
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"args": {"tied": True}, "clip_grad_norm": 0.1}], ids=["plain", "tied, clipped"]
+    "more",
+    [{}, {"args": {"tied": True, "shared": True}, "clip_grad_norm": 0.1}],
+    ids=["plain", "two and four layers tied, clipped"],
 )
 def test_every_shape_trains_like_a_plain_loop_and_no_bit_depends_on_the_depth(
     trainers: Trainers, tmp_path: Path, more: dict[str, Any]
@@ -126,7 +131,6 @@ def test_every_shape_trains_like_a_plain_loop_and_no_bit_depends_on_the_depth(
 
 @pytest.fixture(scope="module")
 def tied_with_dropout(trainers: Trainers, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """Three layers hold nothing in common with each other but the first and the last a weight."""
     args = {"tied": True, "dropout": 0.2, "samples": 60}
     return Job(trainers, tmp_path_factory.mktemp("job"), args=args, clip_grad_norm=0.5)
 
@@ -164,6 +168,13 @@ def test_any_batch_is_dealt_whole(
     deep, flat = job.curve(4, replicas, m=m), job.curve(1, replicas, m=m)
     assert deep == flat
     assert farthest(deep, plain_loop(job)) < 1e-5
+
+
+def test_a_stage_may_have_nothing_to_train(trainers: Trainers, tmp_path: Path) -> None:
+    job = Job(trainers, tmp_path / "job", steps=5, args={"pause": True, "frozen": True})
+    cut = job.curve(4, 1, cuts=(0, 1, 2, 3, 6))
+    assert cut == job.curve(1, 1)
+    assert farthest(cut, plain_loop(job)) < 1e-5
 
 
 def test_tuples_with_masks_travel_between_stages(trainers: Trainers, tmp_path: Path) -> None:

@@ -42,7 +42,13 @@ def layers(args):
     embed, head = Embed(width), Head(width)
     if args.get("tied"):
         head.weight = embed.tokens.weight
-    rungs = [Rung(width, args.get("dropout", 0.0)) for _ in range(args.get("rungs", 4))]
+    rungs = [Rung(width, args.get("dropout", 0.0)) for _ in range(4)]
+    if args.get("shared"):
+        for rung in rungs:
+            rung.up.weight = rungs[0].up.weight
+    if args.get("pause"):
+        rungs[1] = nn.Tanh()
+    embed.requires_grad_(not args.get("frozen"))
     return [embed, *rungs, head]
 
 
