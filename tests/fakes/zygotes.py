@@ -18,6 +18,7 @@ class Mother:
 
     def __init__(self) -> None:
         self.socket, theirs = forks.pair()
+        self._control: socket.socket | None = None
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-I", "-u", "-m", "trainer.zygote", "--fd", str(theirs.fileno()),
@@ -37,9 +38,20 @@ class Mother:
         ours, theirs = forks.pair()
         with theirs:
             forks.send(self.socket, forks.StartZygote(id="child"), theirs.fileno())
+        return ours, self._started()
+
+    def start_trainer(self, spec: RunSpec, log_path: Path) -> int:
+        """A trainer of the mother's own, which is told nothing; its pid."""
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            order = forks.StartTrainer(id="trainer", spec=spec, log_path=str(log_path))
+            forks.send(self.socket, order, theirs.fileno())
+        return self._started()
+
+    def _started(self) -> int:
         while not isinstance(answer := self.hear(), forks.Started):
             assert answer is not None, "the mother died"
-        return ours, answer.pid
+        return answer.pid
 
     def __enter__(self) -> Self:
         return self
@@ -47,6 +59,8 @@ class Mother:
     def __exit__(self, *_: object) -> None:
         self.socket.close()
         self.process.wait(20)
+        if self._control:
+            self._control.close()
 
 
 def run_spec(*, job: str = "job_a", generation: int = 1, rank: int = 0, **args: object) -> RunSpec:

@@ -26,12 +26,6 @@ from trainer.contract.progress import Phase, PhaseBegun, StepCommitted
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(scope="module")
-def mother() -> Iterator[Mother]:
-    with Mother() as mother:
-        yield mother
-
-
 @pytest.fixture
 def controller() -> Iterator[FakeController]:
     controller = FakeController()

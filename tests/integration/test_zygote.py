@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,12 +21,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture(scope="session")
-def mother() -> Iterator[Mother]:
-    with Mother() as mother:
-        yield mother
 
 
 async def heard(trainer: Trainer) -> list[object]:
@@ -121,6 +114,8 @@ async def test_children_that_will_not_go_die_with_their_trainer(
     os.kill(trainers[0].pid, signal.SIGKILL)
     await trainers[0].ended()
     await until_soon(lambda: not any(map(is_alive, left)))
+    another = await zygote.start_trainer(run_spec(end={"code": 0}), tmp_path / "log")
+    await another.ended()  # one more death to tidy up after
     assert all(map(is_alive, of_neighbour)), "the neighbour's daemon was killed with it"
     await zygote.close()
     assert not any(map(is_alive, of_neighbour))
@@ -206,10 +201,18 @@ def test_a_zygote_that_is_killed_takes_its_trainers_along(mother: Mother, tmp_pa
     asyncio.run(story())
 
 
-def test_a_child_zygote_dies_with_its_own_owner_and_not_with_the_mothers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_child_zygote_dies_with_its_own_owner_and_not_with_the_mother(
+    tmp_path: Path, is_killed: bool
+) -> None:
+    """A trainer of the mother's own goes with her: ended by her, or by the kernel."""
+
     async def story() -> None:
         with Mother() as mother:
             ours, pid = mother.fork()
+            hers = mother.start_trainer(run_spec(), tmp_path / "log")
+            mother.process.kill() if is_killed else mother.socket.close()
+            await until_soon(lambda: not is_alive(hers))
         zygote = await Zygote.adopt(ours.detach())
         trainer = await zygote.start_trainer(run_spec(end={"code": 7}), tmp_path / "log")
         assert (await heard(trainer))[-1] == Exit(code=7)
