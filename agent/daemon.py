@@ -129,9 +129,7 @@ async def _be(settings: Settings) -> None:
     if left := sessions.sweep():
         log.warning("killed what an earlier agent left running", sessions=left)
     async with contextlib.AsyncExitStack() as ending:
-        client = Client(
-            settings.controller, _token(settings), settings.name, ca_file=settings.ca_file
-        )
+        client = _client(settings)
         ending.push_async_callback(client.close)
         zygote = await _zygote(settings)
         ending.push_async_callback(zygote.close)
@@ -182,8 +180,11 @@ async def _serve(
                 await node.leave(_LEAVE_SECONDS)
                 await _last_reports(talk)
                 raise
-    except* AgentError as errors:
-        raise errors.exceptions[0] from None
+    except BaseExceptionGroup as errors:
+        for error in errors.exceptions:
+            if isinstance(error, AgentError):
+                raise error from None
+        raise
 
 
 async def _last_reports(talk: Talk) -> None:
@@ -192,11 +193,15 @@ async def _last_reports(talk: Talk) -> None:
             await talk.all_told()
 
 
-def _token(settings: Settings) -> str:
+def _client(settings: Settings) -> Client:
     try:
-        return settings.token_file.read_text().strip()
+        token = settings.token_file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AgentError(f"cannot read {settings.token_file}: {error}") from error
+    try:
+        return Client(settings.controller, token, settings.name, ca_file=settings.ca_file)
     except OSError as error:
-        raise AgentError(f"cannot read {settings.token_file}: {error.strerror}") from error
+        raise AgentError(f"cannot use {settings.ca_file}: {error}") from error
 
 
 if __name__ == "__main__":

@@ -262,7 +262,7 @@ class Node:
 
     def _make_room_for_a_log(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        shipping = {log.path for log in self.logs}
+        shipping = {shipped.path for shipped in self.logs}
         old = [path for path in self._folder.iterdir() if path not in shipping]
         for path in sorted(old, key=lambda p: p.stat().st_mtime)[:-_LOGS_KEPT]:
             path.unlink(missing_ok=True)

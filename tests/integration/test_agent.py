@@ -199,6 +199,21 @@ def test_an_agent_that_is_told_to_end_lets_its_trainers_leave(
     assert exits(controller) == [(1, 20, None)]
 
 
+def test_an_agent_whose_zygote_dies_reports_its_trainers_and_ends(
+    mother: Mother, controller: FakeController, tmp_path: Path
+) -> None:
+    with agent(mother, controller, tmp_path) as process:
+        controller.give(start())
+        until(lambda: is_running(controller, 1))
+        stat = Path(f"/proc/{recorded(tmp_path)}/stat").read_text()
+        os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert said.endswith("varuna-agent: the zygote died, and all trainers with it\n")
+    assert "Traceback" not in said
+    assert exits(controller) == [(1, None, 9)]
+
+
 def test_a_flood_of_output_hurts_nobody(
     mother: Mother, controller: FakeController, tmp_path: Path
 ) -> None:
