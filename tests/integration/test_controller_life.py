@@ -1,6 +1,5 @@
 """A job's life through the real controller with make-believe agents: submit, train, recover."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def controller(tmp_path: Path) -> Iterator[Served]:
-    with served(tmp_path) as running:
+def controller(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+    with served(tmp_path, **getattr(request, "param", {})) as running:
         yield running
 
 
@@ -80,16 +79,15 @@ def test_a_job_runs_from_submission_to_its_final_checkpoint(
     assert max(point["used"] for point in series["capacity"]) == 4
 
 
-def test_a_killed_agent_costs_one_recovery(
+@pytest.mark.parametrize("controller", [{"lost_after": 60, "suspect_after": 30}], indirect=True)
+def test_a_killed_agent_costs_one_recovery_and_its_silence_is_not_waited_for(
     fleet: Fleet, user: httpx2.Client, tmp_path: Path
 ) -> None:
     fleet.add("vm-1", "vm-2", "vm-3")
     submit(user, tmp_path, steps=60)
     until(lambda: job(user).step >= 12, 20)
-    killed_at = time.monotonic()
     fleet.kill("vm-2")
     until(lambda: job(user).recoveries == 1, 10)
-    assert time.monotonic() - killed_at < 0.9, "waited for the silence though the request broke"
     until(lambda: job(user).state.is_over, 20)
     assert job(user).state == "succeeded"
     (recovery,) = items(user, "recoveries", RecoveryView)
@@ -98,7 +96,7 @@ def test_a_killed_agent_costs_one_recovery(
     assert recovery.from_generation + 1 == recovery.to_generation
     phases = recovery.phases.model_dump().values()
     assert all(seconds is not None and seconds >= 0 for seconds in phases)
-    assert 0 < sum(phases) < 2
+    assert 0 < sum(phases) < 10
     assert recovery.gap_s <= sum(phases)
     proof = ledger(user)
     assert proof.samples_committed_once, proof.first_gap
