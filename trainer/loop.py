@@ -48,7 +48,8 @@ class Loop:
     def run(self) -> None:
         """Train to the last step and save it.
 
-        Raises ProgramError, PeerLostError, HaltingError, StaleError, or SaveError of the last step.
+        Raises ProgramError, PeerLostError, HaltingError, StaleError; when the last step cannot be
+        saved, SaveError or OSError.
         """
         done, last = self._control.standing.applied, self._spec.training.steps
         self._control.enter(Phase.FIRST_STEP)
@@ -117,8 +118,6 @@ class Loop:
     def _save(self, step: int) -> None:
         """Write this rank's share: of my stage's layers those whose number is mine mod D."""
         spec, is_last = self._spec, step == self._spec.training.steps
-        if newer := newer_marker(spec.saving.root, spec.generation):
-            raise StaleError(f"generation {newer} has begun")
         self._control.enter(Phase.SAVE)
         header = PartHeader(
             step=step,
@@ -134,13 +133,14 @@ class Loop:
         share = [i for i in self._stage.layers if i % spec.shape.replicas == replica]
         states = self._stage.states(share)
         try:
+            if newer := newer_marker(spec.saving.root, spec.generation):
+                raise StaleError(f"generation {newer} has begun")
             self._control.say(write_part(spec.saving.root, header.folder, header, states))
             self._committed.clear()
-        except SaveError as error:
+        except (SaveError, OSError) as error:
             if is_last:
                 raise
-            said = SaveFailed(folder=header.folder, step=step, message=str(error))
-            self._control.say(said)
+            self._control.say(SaveFailed(folder=header.folder, step=step, message=str(error)))
         self._saved_at = time.monotonic()
         if not is_last:
             self._control.enter(Phase.STEP)

@@ -128,6 +128,9 @@ def _failure(spec: RunSpec, error: Exception) -> Failed:
             is_damaged = isinstance(error, DamagedError)
             code = ExitCode.CHECKPOINT_DAMAGED if is_damaged else ExitCode.CHECKPOINT_UNREACHABLE
             file = error.file
+        case OSError():  # markers; what the program opens is a ProgramError
+            code = ExitCode.CHECKPOINT_UNREACHABLE
+            file = str(error.filename) if error.filename else None
         case StaleError():
             code = ExitCode.STALE
         case RendezvousError():

@@ -24,7 +24,7 @@ from trainer.program import LossSum, ProgramError
 from trainer.stages import Stage
 
 _COUNT, _SAVE, _FIRST_LAYER = range(3)
-_LOSS, _WEIGHT, _SAMPLES, _IDS, _FIRST_METRIC = range(5)
+_FIRST_METRIC = 4
 _NAMES_BYTES = 1024
 
 
@@ -47,6 +47,17 @@ class Totals:
         for name, (total, weight) in loss.metrics.items():
             before = self.metrics.get(name, (0.0, 0.0))
             self.metrics[name] = before[0] + total, before[1] + weight
+
+    def in_a_row(self, metrics: Sequence[str]) -> list[float]:
+        """Loss, weight, samples, ids, then sum and weight of each of ``metrics``.
+
+        Raises ProgramError when there is another metric.
+        """
+        if unknown := self.metrics.keys() - set(metrics):
+            raise ProgramError(f"loss() gives a new metric {min(unknown)!r} in mid-run")
+        pairs = (self.metrics.get(name, (0.0, 0.0)) for name in metrics)
+        numbers = (number for pair in pairs for number in pair)
+        return [self.loss.item(), self.weight, self.samples, self.ids, *numbers]
 
 
 @dataclass(frozen=True)
@@ -130,26 +141,18 @@ class Replicas:
         weight.gradient.copy_(total)
 
     def _ballot(self, totals: Totals, metrics: Sequence[str], save_is_due: bool) -> Tensor:
-        """``_FIRST_LAYER`` slots for all, one per layer, one row per replica."""
-        shape, layers = self._spec.shape, self._stage.layer_count
-        width = _FIRST_METRIC + 2 * len(metrics)
-        ballot = torch.zeros(_FIRST_LAYER + layers + shape.replicas * width, dtype=torch.float64)
-        ballot[_COUNT] = 1
-        ballot[_SAVE] = save_is_due
-        if self._seat.replica == 0:
-            for index, gradients in self._stage.gradients.items():
-                norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients]
-                ballot[_FIRST_LAYER + index] = sum(norm.square() for norm in norms)
-        if self._seat.stage == shape.depth - 1:
-            if unknown := totals.metrics.keys() - set(metrics):
-                raise ProgramError(f"loss() gives a new metric {min(unknown)!r} in mid-run")
-            row = ballot[_FIRST_LAYER + layers :].view(shape.replicas, width)[self._seat.replica]
-            row[_LOSS] = totals.loss
-            row[_WEIGHT], row[_SAMPLES], row[_IDS] = totals.weight, totals.samples, totals.ids
-            for at, name in enumerate(metrics):
-                pair = torch.tensor(totals.metrics.get(name, (0.0, 0.0)), dtype=torch.float64)
-                row[_FIRST_METRIC + 2 * at :][:2] = pair
-        return ballot
+        """Slots for all, then one per layer, then a row per replica."""
+        shape, seat, stage = self._spec.shape, self._seat, self._stage
+        squares = [0.0] * stage.layer_count
+        if seat.replica == 0:
+            for index, gradients in stage.gradients.items():
+                norms = (torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients)
+                squares[index] = sum(norm.item() ** 2 for norm in norms)
+        rows = [[0.0] * (_FIRST_METRIC + 2 * len(metrics)) for _ in range(shape.replicas)]
+        if seat.stage == shape.depth - 1:
+            rows[seat.replica] = totals.in_a_row(metrics)
+        slots = [1.0, float(save_is_due), *squares, *(number for row in rows for number in row)]
+        return torch.tensor(slots, dtype=torch.float64)
 
     def _count(self, ballot: list[float], metrics: Sequence[str]) -> Vote:
         shape, layers = self._spec.shape, self._stage.layer_count

@@ -7,6 +7,7 @@ holds it. On a stage its holders share one storage but keep a Parameter each, an
 sum over all holders is made in layer order wherever the cuts lie (:mod:`trainer.replicas`).
 """
 
+import copy
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ class Stage:
         states: Mapping[int, LayerState],
         step: int,
     ) -> None:
-        self.layers = {index: model.layers[index] for index in mine}
+        self.layers = _apart({index: model.layers[index] for index in mine})
         self.layer_count = len(model.layers)
         self.weights: dict[str, Weight] = {}
         """By the owner's name, in layer order."""
@@ -220,7 +221,7 @@ class Stage:
             owned = {n: p.detach() for n, p in named.items() if self._owner_of[n] == n}
             states[index] = LayerState(
                 parameters=owned,
-                buffers=dict(layer.named_buffers(prefix)),
+                buffers=dict(layer.named_buffers(prefix, remove_duplicate=False)),
                 optimizer={
                     n: dict(moments.get(self.weights[n].parameter, {}))
                     for n in owned
@@ -292,6 +293,17 @@ class Stage:
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
         return self.optimizer.param_groups if self.optimizer else []
+
+
+def _apart(layers: dict[int, nn.Module]) -> dict[int, nn.Module]:
+    """Layers that share a module with one before get a copy: a Parameter for each holder."""
+    seen: set[nn.Module] = set()
+    apart = {}
+    for index, layer in layers.items():
+        modules = set(layer.modules())
+        apart[index] = copy.deepcopy(layer) if modules & seen else layer
+        seen |= modules
+    return apart
 
 
 def _handed_on(value: Any, index: int) -> Message:

@@ -45,7 +45,7 @@ def layers(args):
     rungs = [Rung(width, args.get("dropout", 0.0)) for _ in range(4)]
     if args.get("shared"):
         for rung in rungs:
-            rung.up.weight = rungs[0].up.weight
+            rung.up = rungs[0].up
     if args.get("pause"):
         rungs[1] = nn.Tanh()
     embed.requires_grad_(not args.get("frozen"))
