@@ -23,9 +23,7 @@ def positions_of(step: int, batch_size: int) -> range:
 
 
 def mix32(sample_id: int) -> int:
-    """A four-round Feistel network over the next even number of bits, walked until it lands below
-    ``samples``.
-    """
+    """32 well mixed bits of a number."""
     return _mix64(sample_id + 0x9E3779B97F4A7C15) & 0xFFFFFFFF
 
 
