@@ -17,6 +17,7 @@ from controller.bell import FEED, RECONCILER
 from controller.core.actions import Decision
 from controller.core.events import EventType
 from controller.core.reconcile import reconcile
+from controller.core.states import GenerationState, JobState
 from controller.core.world import Generation, Job, Node, World
 from controller.parts import Parts
 from controller.store import events, nodes
@@ -31,6 +32,8 @@ NodeKey = tuple[str, str]
 _LOOKS = 20
 """A tick that is not quiet after so many looks leaves the rest to the next one."""
 _FLUSH_SECONDS = 1.0
+_HASTE_SECONDS = 0.05
+"""Between two looks while a job starts or recovers: a decision may wait for time alone to pass."""
 
 
 class Reconciler:
@@ -46,6 +49,7 @@ class Reconciler:
         self._grace_until = now + self._rules.lost_after
         self._ticked_at = now
         self._flushed_at = now
+        self._in_haste = False
 
     async def run(self) -> None:
         """Until the controller closes."""
@@ -53,8 +57,9 @@ class Reconciler:
             while not self._parts.closing:
                 rung.clear()
                 await self.tick()
+                pause = _HASTE_SECONDS if self._in_haste else self._parts.settings.tick
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(rung.wait(), self._parts.settings.tick)
+                    await asyncio.wait_for(rung.wait(), pause)
 
     async def tick(self) -> None:
         """Look and record until a look is quiet. A failure is logged; the next tick tries again."""
@@ -81,6 +86,7 @@ class Reconciler:
         """One look: the decisions that were recorded. Runs in a thread."""
         with self._parts.store.read() as connection:
             world = self._snapshots.load(connection, signs, grace_until)
+        self._in_haste = any(needs_haste(job) for job in world.jobs)
         recorded = []
         for decision in reconcile(world, self._parts.clock.now(), self._rules):
             if not decision.actions:
@@ -121,6 +127,14 @@ class Reconciler:
             self._flushed_at = now
             heard = {key: sign.heard_at for key, sign in self._parts.presence.signs().items()}
             self._parts.store.write(lambda c: nodes.flush_heard(c, heard), Urgency.BEAT)
+
+
+def needs_haste(job: Job) -> bool:
+    """Whether nobody trains for it though somebody could: each moment is a gap."""
+    if job.current is None or job.state is JobState.WAITING:
+        return False
+    stands_still = any(seat.halted or seat.exit for seat in job.current.seats)
+    return stands_still or job.current.state is GenerationState.PLANNED
 
 
 def first_loss(world: World, job: Job) -> float | None:

@@ -10,6 +10,7 @@ from datetime import datetime
 from controller.api.schemas import GenerationView, JobView, NodeView, RecoveryView, SeatView
 from controller.core.states import JobState, NodeState
 from controller.core.words import count as count
+from controller.core.words import times as times
 
 NOTHING = "–"
 """What a missing value looks like in a table."""
@@ -103,11 +104,6 @@ def recovery(view: RecoveryView) -> str:
     cost = [f"lost {count(view.lost_steps, 'step')}"]
     cost += [seconds(view.gap_s)] if view.gap_s is not None else []
     return f"{move}; resumed from step {view.resumed_from:,} ({', '.join(cost)})"
-
-
-def times(shape: object) -> str:
-    """``4x2`` as people read it: ``4×2``."""
-    return str(shape).replace("x", "×")
 
 
 def node_ranks(node: NodeView) -> str:

@@ -31,7 +31,7 @@ from controller.core.faults import Fault, fault_of
 from controller.core.look import Look
 from controller.core.states import GenerationState, JobState, Reason
 from controller.core.story import because_of, launch_sentence, loss_of
-from controller.core.words import count, seconds
+from controller.core.words import count, seconds, times
 from controller.core.world import Checkpoint, Generation, Job, Node, Rules, World
 from controller.planner.choose import Choice
 from trainer.contract.spec import ResumedFrom, Shape
@@ -238,11 +238,11 @@ def _go_on(look: Look, job: Job) -> Actions:
         return ()
     spare = len(look.pool.offer(job)) - len(generation.nodes)
     spares = f"; {count(spare, 'more VM')} ready, used at the next re-plan" if spare > 0 else ""
-    message = f"Running {generation.shape} on {count(len(generation.nodes), 'VM')}{spares}."
+    message = f"Running {times(generation.shape)} on {count(len(generation.nodes), 'VM')}{spares}."
     said = say(job, JobState.RUNNING, None, message)
     moved: Actions = ()
     if generation.state is GenerationState.LAUNCHING:
-        because = f"Step {generation.committed:,} is done on {generation.shape}."
+        because = f"Step {generation.committed:,} is done on {times(generation.shape)}."
         moved = (MoveGeneration(job.id, generation.number, GenerationState.RUNNING, because),)
     return *moved, *said, *_tidy(look, job, generation)
 

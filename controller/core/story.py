@@ -3,7 +3,7 @@
 from controller.core.actions import Action, DeleteCheckpoints, MarkDone, MoveJob
 from controller.core.assign import Pool
 from controller.core.states import Reason
-from controller.core.words import count, listed
+from controller.core.words import count, listed, times
 from controller.core.world import Checkpoint, EndedGeneration, Job, Node
 from trainer.contract.spec import Shape
 
@@ -27,7 +27,7 @@ def because_of(actions: tuple[Action, ...]) -> str:
 def launch_sentence(
     job: Job, shape: Shape, found: Checkpoint, nodes: tuple[Node, ...], seated: int, pool: Pool
 ) -> str:
-    """``3 of 8 VMs lost; re-planned 4x2 -> 5x1; resuming from step 1,240 (3 steps to redo).``
+    """``3 of 8 VMs lost; re-planned 4×2 → 5×1; resuming from step 1,240 (3 steps to redo).``
 
     ``nodes``: what the job may use; ``seated``: how many of them the shape does use.
     """
@@ -36,8 +36,9 @@ def launch_sentence(
     before = _last_that_ran(job)
     if before is None or before.shape is None:
         start = f" from step {found.step:,}" if found.step else ""
-        return f"Starting {shape} on {count(seated, 'VM')}{spares}{start}."
-    plan = f"re-planned {before.shape} -> {shape}" if shape != before.shape else f"keeping {shape}"
+        return f"Starting {times(shape)} on {count(seated, 'VM')}{spares}{start}."
+    was, now = times(before.shape), times(shape)
+    plan = f"re-planned {was} → {now}" if was != now else f"keeping {now}"
     steps_lost = max(g.committed for g in job.past) - found.step
     cost = f" ({count(steps_lost, 'step')} to redo)" if steps_lost > 0 else ""
     return f"{_cause(job, pool)}; {plan}{spares}; resuming from step {found.step:,}{cost}."

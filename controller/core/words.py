@@ -16,6 +16,11 @@ def listed(names: Sequence[str]) -> str:
     return f"{', '.join(front)} and {last}" if front else last
 
 
+def times(shape: object) -> str:
+    """``4x2`` as people read it: ``4×2``."""
+    return str(shape).replace("x", "×")
+
+
 def seconds(number: float) -> str:
     """``5 s``, ``0.3 s``, ``10 m``, ``24 h``."""
     if number >= 3600:

@@ -254,11 +254,12 @@ class Recorder:
             ),
             f"job {action.job}",
         )
-        self._event(
-            EventType.JOB_STATE_CHANGED, action.message, action.job,
-            state=action.state.value, was=was.state,
-            reason=action.reason.value if action.reason else None,
-        )  # fmt: skip
+        if was.state != action.state.value:  # a message by itself is news only on the job's page
+            self._event(
+                EventType.JOB_STATE_CHANGED, action.message, action.job,
+                state=action.state.value, was=was.state,
+                reason=action.reason.value if action.reason else None,
+            )  # fmt: skip
 
     # ---- checkpoints
 

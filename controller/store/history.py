@@ -20,10 +20,10 @@ import sqlalchemy as sa
 
 from controller.core.events import EventType
 from controller.core.states import JobState
-from controller.core.words import count
+from controller.core.words import count, times
 from controller.store import events
 from controller.store.rows import insert_new
-from controller.store.tables import checkpoints, generations, nodes, recoveries, seats, steps
+from controller.store.tables import checkpoints, generations, recoveries, seats, steps
 from trainer.contract.lineage import lineage
 from trainer.contract.progress import Phase
 from trainer.contract.samples import expected_hash
@@ -181,10 +181,11 @@ def close_recovery(connection: sa.Connection, job: str, number: int, at: float) 
     )  # fmt: skip
     if new:
         lost = was.committed - resumed
-        moved = f"re-planned {shapes[0]} -> {shapes[1]}"
-        plan = moved if shapes[0] != shapes[1] else f"kept {shapes[0]}"
+        cause = (was.end_because or f"Generation {was.number} ended").rstrip(".")
+        before, after = map(times, shapes)
+        plan = f"re-planned {before} → {after}" if before != after else f"kept {before}"
         message = (
-            f"{_cause(connection, was)}; {plan};"
+            f"{cause}; {plan};"
             f" resumed from step {resumed:,} (lost {count(lost, 'step')}, {gap:.1f} s)."
         )
         events.record(
@@ -232,20 +233,6 @@ def _stopped_at(old: Sequence[Any], new: Sequence[Any]) -> float | None:
 def _all_reached(of: Sequence[Any], phase: Phase) -> float | None:
     times = [seat.phases.get(phase.value) for seat in of]
     return None if not times or None in times else max(times)
-
-
-def _cause(connection: sa.Connection, was: Any) -> str:
-    """``3 of 8 VMs lost``, or why the generation ended."""
-    seated = {(seat.node, seat.incarnation) for seat in _seats(connection, was.job, was.number)}
-    rows = connection.execute(
-        sa.select(nodes.c.name, nodes.c.incarnation).where(
-            nodes.c.gone_at.is_not(None), nodes.c.gone_at >= was.committed_at
-        )
-    )
-    lost = seated & {(row.name, row.incarnation) for row in rows}
-    if lost:
-        return f"{len(lost)} of {len(seated)} VMs lost"
-    return (was.end_because or f"Generation {was.number} ended").rstrip(".")
 
 
 def step_seconds(connection: sa.Connection, job: str, generation: int) -> float:

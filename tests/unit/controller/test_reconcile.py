@@ -5,6 +5,7 @@ import pytest
 from controller.core.actions import EndGeneration, Launch, MarkDone, MoveJob, PlanGeneration
 from controller.core.reconcile import reconcile
 from controller.core.states import GenerationState, JobState, Reason
+from controller.core.words import times
 from controller.core.world import Job, Rules
 from tests.unit.controller.builders import costs_of, job
 from tests.unit.controller.cluster import Cluster
@@ -199,7 +200,8 @@ def test_three_of_eight_lost_is_one_replan_with_cause_action_and_cost() -> None:
     cluster.settle()
     launched = cluster.generation()
     assert launched.number == 3
-    assert launched.because.startswith(f"3 of 8 VMs lost; re-planned {before} -> {launched.shape}")
+    plan = f"re-planned {times(before)} → {times(launched.shape)}"
+    assert launched.because.startswith(f"3 of 8 VMs lost; {plan}")
     assert launched.because.endswith("; resuming from step 20 (5 steps to redo).")
     assert not {"vm-1", "vm-2", "vm-5"} & {seat.node for seat in launched.seats}
 
@@ -216,7 +218,7 @@ def test_a_spare_takes_the_lost_seat_and_the_shape_stays() -> None:
     recover(cluster)
     assert str(cluster.generation().shape) == "2x2"
     assert {"vm-4"} < {seat.node for seat in cluster.generation().seats}
-    assert "1 of 4 VMs lost; keeping 2x2; resuming from step 20" in " ".join(cluster.told)
+    assert "1 of 4 VMs lost; keeping 2×2; resuming from step 20" in " ".join(cluster.told)
 
 
 def test_a_launch_waits_until_losses_have_settled() -> None:
