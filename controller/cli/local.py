@@ -71,7 +71,7 @@ def try_(
     json_: AsJson = False,
 ) -> None:
     """Run a program on this machine at a fixed shape, without a controller."""
-    overrides = [*(set_ or ())]
+    overrides = ["nodes=1", *(set_ or ())]  # one machine: needs no checkpoint.dir
     overrides += [f"seed={seed}"] if seed is not None else []
     if resume is not None and checkpoint_dir is None:
         raise CliError("--resume needs --checkpoint-dir.", USAGE)
