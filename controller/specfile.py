@@ -22,6 +22,12 @@ from controller.core.jobspec import JobSpec
 
 Path = tuple[str | int, ...]
 
+MOST_TEXT = 1 << 16
+"""Characters of YAML. Its reader is slow, and slower than linear in what is nested."""
+MOST_DEPTH = 64
+MOST_MISTAKES = 100
+"""So many are told of, at most."""
+
 
 @dataclass(frozen=True)
 class SpecError:
@@ -114,9 +120,12 @@ for _name, _pattern, _first in (
 
 
 def _compose(text: str, source: _Source, path: Path = ()) -> Any:
+    if len(text) > MOST_TEXT:
+        source.refuse((), f"A spec has at most {MOST_TEXT:,} characters")
+        return None
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, _Loader)):
-            source.refuse((), "Aliases (`*name`) are not taken; write the value out")
+        if wrong := _not_like_json(text):
+            source.refuse((), wrong)
             return None
         node = yaml.compose(text, _Loader)
     except yaml.MarkedYAMLError as error:
@@ -128,6 +137,19 @@ def _compose(text: str, source: _Source, path: Path = ()) -> Any:
         source.refuse((), f"This is not YAML: {str(error).splitlines()[0]}")
         return None
     return None if node is None else _value(node, path, source)
+
+
+def _not_like_json(text: str) -> str | None:
+    """What of YAML's own the text has. Reads no further than that."""
+    depth = 0
+    for event in yaml.parse(text, _Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent):
+            return "Aliases (`*name`) are not taken; write the value out"
+        if depth > MOST_DEPTH:
+            return f"It is nested more than {MOST_DEPTH} deep"
+    return None
 
 
 def _value(node: yaml.Node, path: Path, source: _Source) -> Any:
@@ -239,7 +261,8 @@ def _validated(given: Any, source: _Source) -> JobSpec:
     try:
         return JobSpec.model_validate(given)
     except ValidationError as refused:
-        for path, errors in _by_path(given, refused.errors(include_url=False)).items():
+        found = refused.errors(include_url=False)[:MOST_MISTAKES]
+        for path, errors in _by_path(given, found).items():
             message, suggestion = _sentence(path, errors)
             source.refuse(path, message, suggestion)
         raise BadSpecError(sorted(source.errors, key=lambda e: e.line or 0)) from None

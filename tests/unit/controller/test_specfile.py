@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from controller.core.jobspec import Every, NodeRange
-from controller.specfile import BadSpecError, SpecError, read_object, read_yaml
+from controller.specfile import (
+    MOST_MISTAKES,
+    MOST_TEXT,
+    BadSpecError,
+    SpecError,
+    read_object,
+    read_yaml,
+)
 
 GOOD = """\
 name: gpt-mini
@@ -95,9 +102,25 @@ def test_an_empty_spec_says_what_is_needed(text: str) -> None:
     assert {e.pointer for e in mistakes(text)} == {"/program", "/batch_size", "/steps"}
 
 
-@pytest.mark.parametrize("text", ["- a", "42", "a: &x [1]\nb: *x", "[" * 5000, "a: \0"])
+@pytest.mark.parametrize("text", ["- a", "42", "a: &x [1]\nb: *x", "a: \0"])
 def test_what_is_no_map_of_fields_is_refused_in_one_sentence(text: str) -> None:
     assert only(text).endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a: " + "x" * MOST_TEXT, f"A spec has at most {MOST_TEXT:,} characters."),
+        ("[" * 5000, "It is nested more than 64 deep."),
+        ("- " * 100, "It is nested more than 64 deep."),
+    ],
+)
+def test_what_is_slow_to_read_is_refused_unread(text: str, sentence: str) -> None:
+    assert only(text) == sentence
+
+
+def test_of_very_many_mistakes_the_first_are_told() -> None:
+    assert len(mistakes("".join(f"k{i}: 1\n" for i in range(1000)))) == MOST_MISTAKES
 
 
 def test_words_and_dates_stay_words_and_numbers_are_numbers() -> None:
