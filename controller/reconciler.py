@@ -47,7 +47,7 @@ class Reconciler:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reconciler")
         now = parts.clock.now()
         self._grace_until = now + self._rules.lost_after
-        self._ticked_at = now
+        self._looked_at = now
         self._flushed_at = now
         self._in_haste = False
 
@@ -63,17 +63,13 @@ class Reconciler:
 
     async def tick(self) -> None:
         """Look and record until a look is quiet. A failure is logged; the next tick tries again."""
-        now = self._parts.clock.now()
-        if now - self._ticked_at > self._rules.lost_after:
-            # We stood still, not they: everybody gets the time to be heard again.
-            self._grace_until = now + self._rules.lost_after
-        self._ticked_at = now
-        self._flush(now)
+        self._flush(self._parts.clock.now())
         try:
             for _ in range(_LOOKS):
-                signs = self._parts.presence.signs()
+                # Of one moment: should we stand still in the middle, nobody has been silent.
+                now, signs = self._moment(), self._parts.presence.signs()
                 recorded = await self._parts.loop.run_in_executor(
-                    self._thread, self.look, signs, self._grace_until
+                    self._thread, self.look, signs, now
                 )
                 self._ring(recorded)
                 if not recorded:
@@ -82,13 +78,26 @@ class Reconciler:
         except Exception:
             log.exception("tick_failed")
 
-    def look(self, signs: dict[NodeKey, Sign], grace_until: float) -> list[Recorder]:
-        """One look: the decisions that were recorded. Runs in a thread."""
+    def _moment(self) -> float:
+        """The time of a look. If the one before is long ago we stood still, not they: everybody
+        gets the time to be heard again.
+        """
+        now = self._parts.clock.now()
+        if now - self._looked_at > self._rules.lost_after:
+            self._grace_until = now + self._rules.lost_after
+        self._looked_at = now
+        return now
+
+    def look(self, signs: dict[NodeKey, Sign], now: float) -> list[Recorder]:
+        """One look: the decisions that were recorded; ``signs`` as they stood at ``now``.
+
+        Runs in a thread.
+        """
         with self._parts.store.read() as connection:
-            world = self._snapshots.load(connection, signs, grace_until)
+            world = self._snapshots.load(connection, signs, self._grace_until)
         self._in_haste = any(needs_haste(job) for job in world.jobs)
         recorded = []
-        for decision in reconcile(world, self._parts.clock.now(), self._rules):
+        for decision in reconcile(world, now, self._rules):
             if not decision.actions:
                 continue
             try:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,12 +13,14 @@ from controller.bell import Bell
 from controller.core import actions
 from controller.core.actions import Decision
 from controller.core.states import NodeState
+from controller.core.world import World
 from controller.logs import Logs
 from controller.parts import Parts
 from controller.presence import Presence
 from controller.reconciler import Reconciler
 from controller.store import nodes, tables
 from controller.store.engine import Store
+from controller.store.snapshot import Snapshots
 from controller.store.tokens import Tokens
 from tests.fakes.agents import facts
 from tests.fakes.clock import FakeClock
@@ -76,6 +79,29 @@ def test_nobody_is_lost_because_we_stood_still(tmp_path: Path) -> None:
         await heart.tick()
         assert states(parts) == {"vm-1": "lost"}
         assert ("vm-1", LIFE) not in parts.presence
+
+    with_parts(tmp_path, story)
+
+
+def test_standing_still_in_the_middle_of_a_look_loses_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(parts: Parts, clock: FakeClock) -> None:
+        heart = Reconciler(parts)
+        await heart.tick()
+        clock.pass_(4)
+        await heart.tick()
+        parts.presence.heard(("vm-1", LIFE), clock.pass_(2))
+        load = Snapshots.load
+
+        def slowly(*what: Any) -> World:
+            clock.pass_(60)
+            return load(*what)
+
+        monkeypatch.setattr(Snapshots, "load", slowly)
+        join(parts, "vm-2")  # so that a second look follows, a minute later
+        await heart.tick()
+        assert states(parts) == {"vm-1": "ready", "vm-2": "ready"}
 
     with_parts(tmp_path, story)
 
