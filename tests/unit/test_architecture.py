@@ -28,10 +28,9 @@ MAY_IMPORT = {
 PURE = ("controller.core", "controller.planner", "trainer.contract.schedule",
         "trainer.contract.topology", "trainer.contract.lineage", "trainer.contract.samples",
         "agent.decide")  # fmt: skip
-IMPURE_MODULES = frozenset(
-    "asyncio logging os pathlib random secrets socket sqlalchemy structlog subprocess threading "
-    "time uuid httpx2 fastapi numpy torch".split()
-)
+IMPURE_MODULES = ("asyncio", "logging", "os", "pathlib", "random", "secrets", "socket",
+                  "sqlalchemy", "structlog", "subprocess", "threading", "time", "uuid", "httpx2",
+                  "fastapi", "numpy", "torch")  # fmt: skip
 CLOCK_CALLS = ("datetime.now", "datetime.utcnow", "date.today", "time.time", "time.monotonic")
 # A heavy or optional package may be imported where it is used, nothing else.
 LAZY_ALLOWED = ("torch", "numpy", "safetensors", "azure", "paramiko", "transformers", "psycopg")
