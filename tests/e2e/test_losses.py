@@ -74,7 +74,7 @@ def test_a_stopped_node_that_wakes_up_is_told_that_its_work_is_void(scene: Scene
 def test_four_losses_one_second_apart_make_one_generation_each_at_most(scene: Scene) -> None:
     names = [f"vm-{i}" for i in range(1, 9)]
     scene.add(*names)
-    scene.submit(100_000, nodes="1..8", batch_size=32)
+    scene.submit(100_000, nodes="1..8", batch_size=32, plan={"depth": 4})
     scene.wait_for_step(12)
     before = scene.running()
     killed = [seat.node for seat in before.seats[:4]]
