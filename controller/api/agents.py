@@ -8,6 +8,7 @@ import asyncio
 from contextlib import suppress
 from typing import Annotated
 
+import structlog
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from agent import wire
@@ -19,6 +20,8 @@ from controller.presence import NodeKey
 from controller.store import nodes, reports
 
 _LONGEST_WAIT = 60.0
+
+log = structlog.get_logger()
 
 router = APIRouter(prefix="/api/v1/agents", tags=["agents"], route_class=StrictRoute)
 NodeName = Annotated[str, Path(pattern=wire.NODE_NAME)]
@@ -136,6 +139,8 @@ async def report(here: Here, node: NodeName, said: wire.Reports) -> wire.Reports
     except nodes.UnknownIncarnationError:
         raise _unknown(key) from None
     here.presence.reported(key, taken.reported)
+    if taken.dropped:
+        log.info("reports_dropped", node=node, reports=taken.dropped)
     here.bell.ring(FEED)
     if taken.decisive:
         here.bell.ring(RECONCILER)

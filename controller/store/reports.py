@@ -35,7 +35,9 @@ class Taken:
     decisive: bool = False
     """Something came that a decision may hang on: more than one more step of a run."""
     dropped: int = 0
-    """Reports of seats that the reporter does not hold."""
+    """Reports that say nothing any more: of seats that the reporter does not hold, of ended
+    generations, of withdrawn orders.
+    """
     logs_over: list[tuple[str, int, int]] = field(default_factory=list)
 
 
@@ -239,12 +241,12 @@ def _order_done(
     order = connection.execute(
         sa.select(orders).where(orders.c.number == done.number, orders.c.node == node)
     ).one_or_none()
-    if order is None:
+    if order is None or order.closed_at is not None:  # withdrawn: it is no news that it failed
         taken.dropped += 1
         return
     connection.execute(
         orders.update()
-        .where(orders.c.number == done.number, orders.c.closed_at.is_(None))
+        .where(orders.c.number == done.number)
         .values(closed_at=at, error=events.printable(done.error) if done.error else None)
     )
     if done.error is not None:

@@ -186,6 +186,17 @@ def test_the_end_withdraws_starts_and_stops_everywhere_even_on_the_lost(told: To
         assert stop.body == wire.Stop(job="job_a", up_to_generation=2)
 
 
+def test_that_a_withdrawn_order_was_not_carried_out_is_no_failure(told: Told) -> None:
+    told.plan()
+    told.launch()
+    start = next(order for order in told.orders("vm-2") if order.body.kind == "start")
+    told.end()
+    taken = told.report("vm-2", wire.OrderDone(number=start.number, error="void"))
+    assert (taken.dropped, taken.decisive) == (1, False)
+    assert "order_failed" not in {event.type for event in told.rows(tables.events)}
+    assert [seat.exit for seat in told.rows(tables.seats)] == [None, None]
+
+
 def test_a_node_that_was_only_cut_off_stops_what_is_void(told: Told) -> None:
     told.plan()
     told.launch()
