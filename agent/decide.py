@@ -1,14 +1,15 @@
 """What to do now, given what runs here and what was ordered. PURE.
 
 Nothing is started before everything older of its job is gone from this node; each order is carried
-out once; a start or a look of an older generation than the newest known one is void. The node asks
-again whenever an order has come or a trainer is gone, and carries out what is answered.
+out once; a start or a look of an older generation than the newest known one is void; what is passed
+on to trainers needs one that is alive. The node asks again whenever an order has come or a trainer
+is gone, and carries out what is answered.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from agent.wire import Look, OrderBody, Start, Stop
+from agent.wire import ForwardOrder, Look, OrderBody, Passed, SaveLayers, Start, Stop
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,19 @@ def decide(standing: Standing, runners: Iterable[Runner]) -> tuple[Action, ...]:
             case Stop():
                 if gone(body.job, body.up_to_generation):
                     answers.append(Answer(number))
+            case _ if isinstance(body, Passed) and not any(is_for(body, r) for r in runners):
+                answers.append(Answer(number, "the trainer it is for does not run here"))
             case _:
                 answers.append(CarryOut(number, body))
     return (*kills.values(), *answers)
+
+
+def is_for(body: Passed, runner: Runner) -> bool:
+    """Whether ``body`` is to be passed on to ``runner``."""
+    meant = (body.job, body.generation) == (runner.job, runner.generation)
+    if isinstance(body, ForwardOrder | SaveLayers):
+        meant = meant and body.rank == runner.rank
+    return meant and not runner.is_ending
 
 
 def _job(body: OrderBody) -> str:
@@ -114,7 +125,8 @@ def _job(body: OrderBody) -> str:
 def _meant(body: OrderBody) -> int:
     """The generation that is current when such an order is given, as far as it tells.
 
-    A halt and a deletion are meant for their own generation even when a newer one is planned.
+    What is passed on to trainers and a deletion are meant for their own generation even when a
+    newer one is planned.
     """
     match body:
         case Start():

@@ -14,19 +14,20 @@ import structlog
 from agent import folder, wire
 from agent.bundles import BundleError, Bundles, placed
 from agent.client import ControllerError
-from agent.decide import Answer, CarryOut, Kill, Runner, Standing, decide
+from agent.decide import Answer, CarryOut, Kill, Runner, Standing, decide, is_for
 from agent.launcher import Exit, LaunchError, Trainer, Zygote
 from agent.logs import tail
 from agent.sweep import Sessions
+from trainer.contract import progress
 from trainer.contract.checkpoints import write_done
 from trainer.contract.progress import (
-    Halt,
     Halted,
     Leave,
     Line,
     Phase,
     PhaseBegun,
     StepCommitted,
+    Stopped,
 )
 from trainer.contract.spec import RunSpec
 
@@ -66,9 +67,6 @@ class _Seat:
     @property
     def runner(self) -> Runner:
         return Runner(self.spec.job, self.spec.generation, self.spec.rank, self.is_ending)
-
-    def is_of(self, job: str, generation: int) -> bool:
-        return (self.spec.job, self.spec.generation) == (job, generation)
 
 
 class Node:
@@ -168,11 +166,8 @@ class Node:
                 seat = _Seat(body.spec, Log(*place, self._folder / name))
                 self._seats.append(seat)
                 self._do(self._run(number, body, seat))
-            case wire.HaltOrder():
-                for seat in self._seats:
-                    if seat.trainer and seat.is_of(body.job, body.generation):
-                        seat.trainer.send(Halt())
-                self._answer(number)
+            case _ if isinstance(body, wire.Passed):
+                self._pass_on(number, body)
             case wire.Look():
                 self._do(self._look(number, body))
             case wire.Delete():
@@ -180,6 +175,12 @@ class Node:
             case wire.MarkDone():
                 done = partial(write_done, body.root, body.step, body.folder)
                 self._do(self._change(number, done))
+
+    def _pass_on(self, number: int, body: wire.Passed) -> None:
+        meant = [s.trainer for s in self._seats if s.trainer and is_for(body, s.runner)]
+        for trainer in meant:
+            trainer.send(_order_of(body))
+        self._answer(number, None if meant else "the trainer it is for is not there yet")
 
     async def _look(self, number: int, order: wire.Look) -> None:
         self._report(await asyncio.to_thread(folder.look, number, order))
@@ -242,7 +243,7 @@ class Node:
                 seat.phase = event.phase
             case StepCommitted():
                 seat.phase, seat.step = Phase.STEP, event.step
-            case Halted():
+            case Halted() | Stopped():
                 seat.phase = Phase.HALTED
         self._report(wire.Said(job=job, generation=generation, rank=rank, line=event))
 
@@ -266,3 +267,18 @@ class Node:
         old = [path for path in self._folder.iterdir() if path not in shipping]
         for path in sorted(old, key=lambda p: p.stat().st_mtime)[:-_LOGS_KEPT]:
             path.unlink(missing_ok=True)
+
+
+def _order_of(body: wire.Passed) -> progress.Order:
+    """What the trainer is told."""
+    match body:
+        case wire.HaltOrder():
+            return progress.Halt()
+        case wire.DrainOrder():
+            return progress.Stop()
+        case wire.SaveNowOrder():
+            return progress.SaveNow()
+        case wire.ForwardOrder():
+            return progress.Forward(step=body.step, ballot=body.ballot)
+        case wire.SaveLayers():
+            return progress.Save(layers=body.layers)

@@ -28,7 +28,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainer.contract.progress import Line
+from trainer.contract.progress import Ballot, Line
 from trainer.contract.spec import Frozen, RunSpec
 
 WIRE_VERSION = 1
@@ -151,6 +151,45 @@ class HaltOrder(Frozen):
     generation: int
 
 
+class DrainOrder(Frozen):
+    """Pass :class:`trainer.contract.progress.Stop` to the trainers of this generation."""
+
+    kind: Literal["drain"] = "drain"
+    job: str
+    generation: int
+
+
+class SaveNowOrder(Frozen):
+    """Pass :class:`trainer.contract.progress.SaveNow` to the trainers of this generation."""
+
+    kind: Literal["save_now"] = "save_now"
+    job: str
+    generation: int
+
+
+class ForwardOrder(Frozen):
+    """Pass :class:`trainer.contract.progress.Forward` to one trainer."""
+
+    kind: Literal["forward"] = "forward"
+    job: str
+    generation: int
+    rank: int
+    step: int
+    ballot: Ballot
+
+
+class SaveLayers(Frozen):
+    """Pass :class:`trainer.contract.progress.Save` to one trainer. Done means passed on: its
+    ``PartWritten`` or ``SaveFailed`` says what became of it.
+    """
+
+    kind: Literal["save_layers"] = "save_layers"
+    job: str
+    generation: int
+    rank: int
+    layers: tuple[int, ...]
+
+
 class Look(Frozen):
     """List the job's checkpoint folder (``root``) now: parts, markers."""
 
@@ -184,9 +223,10 @@ class MarkDone(Frozen):
     folder: str
 
 
-OrderBody = Annotated[
-    Start | Stop | HaltOrder | Look | Delete | MarkDone, Field(discriminator="kind")
-]
+Passed = HaltOrder | DrainOrder | SaveNowOrder | ForwardOrder | SaveLayers
+"""What is passed on to trainers that run here; an error when there is none (any more)."""
+
+OrderBody = Annotated[Start | Stop | Passed | Look | Delete | MarkDone, Field(discriminator="kind")]
 
 
 class Order(Frozen):
@@ -276,7 +316,19 @@ class Looked(Frozen):
     error: str | None = None
 
 
-ReportBody = Annotated[Said | Exited | OrderDone | Looked, Field(discriminator="kind")]
+class Noticed(Frozen):
+    """This node was told that it will be taken. Each event is told once."""
+
+    kind: Literal["noticed"] = "noticed"
+    notice: Literal["preempt", "terminate"]
+    """The cloud wants its VM back, or somebody deletes it."""
+    seconds_left: float = Field(ge=0)
+    """Until then, from when this was made."""
+    event: str
+    """What the source calls it."""
+
+
+ReportBody = Annotated[Said | Exited | OrderDone | Looked | Noticed, Field(discriminator="kind")]
 
 
 class Report(Frozen):

@@ -3,7 +3,8 @@
 print           text for standard output
 leave_behind    a file for the pids of children that will not go by themselves
 steps           how many steps it says it committed
-end             {"code": n}, {"signal": n}, {"raise": text}; without it: obey until told to leave
+end             {"code": n}, {"signal": n}, {"raise": text}; without it: print each order, say
+                halted, until told to leave
 """
 
 import os
@@ -58,6 +59,7 @@ def obey(control: socket.socket) -> int:
     for text in control.makefile():
         if isinstance(ORDER.validate_json(text), Leave):
             break
+        print(text, end="")
         say(control, Halted(applied=1, prepared=1, cause="ordered"))
     return ExitCode.LEFT
 

@@ -21,7 +21,17 @@ from agent.sweep import Sessions, started_at
 from tests.fakes.controller import TOKEN, FakeController
 from tests.fakes.waiting import until
 from tests.fakes.zygotes import Mother, is_alive, run_spec
-from trainer.contract.progress import Phase, PhaseBegun, StepCommitted
+from trainer.contract.progress import (
+    ORDER,
+    Forward,
+    Halt,
+    Phase,
+    PhaseBegun,
+    Save,
+    SaveNow,
+    StepCommitted,
+    Stop,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -36,7 +46,7 @@ def controller() -> Iterator[FakeController]:
 
 @contextlib.contextmanager
 def agent(
-    mother: Mother, controller: FakeController, folder: Path, *, token: str = TOKEN
+    mother: Mother, controller: FakeController, folder: Path, *more: str, token: str = TOKEN
 ) -> Iterator[subprocess.Popen[str]]:
     """An agent of its own zygote; killed at the end if it still runs."""
     folder.mkdir(exist_ok=True)
@@ -46,7 +56,7 @@ def agent(
         process = subprocess.Popen(
             [sys.executable, "-I", "-u", "-m", "agent.daemon", "--controller", controller.url,
              "--token-file", str(folder / "token"), "--name", "vm-1",
-             "--state-dir", str(folder / "state"), "--zygote-fd", str(ours.fileno())],
+             "--state-dir", str(folder / "state"), "--zygote-fd", str(ours.fileno()), *more],
             pass_fds=[ours.fileno()], stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
     try:
@@ -130,6 +140,34 @@ def test_an_older_generation_is_dead_before_a_newer_one_is_started(
     assert "void" in (done(controller)[3] or "")
 
 
+def test_orders_are_passed_on_to_the_trainer_they_are_for_and_to_no_other(
+    mother: Mother, controller: FakeController, tmp_path: Path
+) -> None:
+    about: dict[str, Any] = {"job": "job_a", "generation": 1}
+    orders = (
+        wire.DrainOrder(**about),
+        wire.SaveNowOrder(**about),
+        wire.HaltOrder(**about),
+        wire.ForwardOrder(**about, rank=0, step=8, ballot=(0.1 + 0.2, None, 1e300)),
+        wire.SaveLayers(**about, rank=0, layers=(1, 2)),
+        wire.SaveLayers(**about, rank=1, layers=(3,)),
+    )
+    with agent(mother, controller, tmp_path):
+        controller.give(start())
+        until(lambda: is_running(controller, 1))
+        controller.give(*orders)
+        until(lambda: len(done(controller)) == 7 and controller.text("job_a", 1).count("\n") == 5)
+    assert [n for n, error in done(controller).items() if error] == [7]
+    heard = [ORDER.validate_json(line) for line in controller.text("job_a", 1).splitlines()]
+    assert heard == [
+        Stop(),
+        SaveNow(),
+        Halt(),
+        Forward(step=8, ballot=(0.1 + 0.2, None, 1e300)),
+        Save(layers=(1, 2)),
+    ]
+
+
 def test_a_controller_that_goes_and_forgets_is_no_reason_to_stop(
     mother: Mother, tmp_path: Path
 ) -> None:
@@ -186,6 +224,23 @@ def test_an_agent_that_is_killed_leaves_nothing_alive(
         assert all(map(is_alive, family))
         process.kill()
         until(lambda: not any(map(is_alive, family)))
+
+
+def test_a_notice_is_reported_at_once_and_once(
+    mother: Mother, controller: FakeController, tmp_path: Path
+) -> None:
+    told = tmp_path / "notice"
+    with agent(mother, controller, tmp_path, "--notices", f"file:{told}"):
+        until(lambda: len(controller.beats) > 1)
+        assert controller.told(wire.Noticed) == []
+        told.write_text('{"seconds": 20, "event": "e1"}')
+        until(lambda: controller.told(wire.Noticed))
+        beats = len(controller.beats)
+        until(lambda: len(controller.beats) > beats + 5)
+    (noticed,) = controller.told(wire.Noticed)
+    assert isinstance(noticed, wire.Noticed)
+    assert (noticed.notice, noticed.event) == ("preempt", "e1")
+    assert noticed.seconds_left is not None and 15 < noticed.seconds_left <= 20
 
 
 def test_an_agent_that_is_told_to_end_lets_its_trainers_leave(

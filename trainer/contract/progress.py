@@ -113,11 +113,17 @@ class PartWritten(Frozen):
     layers: tuple[int, ...]
     layer_count: int
     num_bytes: int
+    """Of all ``layers``, the earlier ones too when a salvaged part has grown."""
     seconds: float
+    """From the first byte to the last sync."""
+    stall_seconds: float = 0.0
+    """How long training stood still for it."""
 
 
 class SaveFailed(Frozen):
-    """This rank could not write its part; training goes on."""
+    """This rank did not write its part, or could not yet because it still writes the one before;
+    training goes on.
+    """
 
     kind: Literal["save_failed"] = "save_failed"
     folder: str
@@ -125,10 +131,15 @@ class SaveFailed(Frozen):
     message: str
 
 
+Ballot = tuple[float | None, ...]
+"""The summed vote of a step, of use to trainers alone; None: not a finite number."""
+
+
 class Halted(Frozen):
     """The trainer stands still:
 
-    ``applied`` is the last step applied, ``prepared`` the last whose gradients are whole.
+    ``applied`` is the last step applied, ``prepared`` the last whose gradients are whole. Said
+    anew when a stopped trainer loses a peer, and after each :class:`Forward`.
     """
 
     kind: Literal["halted"] = "halted"
@@ -136,11 +147,24 @@ class Halted(Frozen):
     prepared: int
     vote_step: int | None = None
     """The newest step whose vote this rank holds."""
+    ballot: Ballot | None = None
+    """The vote of ``vote_step``."""
+    holds: tuple[int, ...] = ()
+    """The layers in memory, rising; none before they are loaded."""
     torn: bool = False
     """The optimizer was interrupted: this rank's state is of no use."""
     cause: str
     suspects: tuple[int, ...] = ()
     """Ranks whose link broke; more than one when a collective failed."""
+
+
+class Stopped(Frozen):
+    """All ranks stopped after ``step`` as ordered; this one has written its share, or said why not,
+    and stands still until it is told to leave.
+    """
+
+    kind: Literal["stopped"] = "stopped"
+    step: int
 
 
 class Failed(Frozen):
@@ -165,7 +189,15 @@ class Finished(Frozen):
 
 
 Line = Annotated[
-    PhaseBegun | Inspected | StepCommitted | PartWritten | SaveFailed | Halted | Failed | Finished,
+    PhaseBegun
+    | Inspected
+    | StepCommitted
+    | PartWritten
+    | SaveFailed
+    | Halted
+    | Stopped
+    | Failed
+    | Finished,
     Field(discriminator="kind"),
 ]
 LINE: TypeAdapter[Line] = TypeAdapter(Line)
@@ -183,5 +215,37 @@ class Leave(Frozen):
     kind: Literal["leave"] = "leave"
 
 
-Order = Annotated[Halt | Leave, Field(discriminator="kind")]
+class Stop(Frozen):
+    """Have all ranks stop after the same step, the next that is voted: each saves its share, says
+    :class:`Stopped` and stands still. One rank that is told so is enough.
+    """
+
+    kind: Literal["stop"] = "stop"
+
+
+class SaveNow(Frozen):
+    """Have all ranks save after the same step, the next that is voted, and train on."""
+
+    kind: Literal["save_now"] = "save_now"
+
+
+class Forward(Frozen):
+    """To a trainer that stands still, prepared for ``step`` and without its vote: here it is."""
+
+    kind: Literal["forward"] = "forward"
+    step: int
+    ballot: Ballot
+
+
+class Save(Frozen):
+    """To a trainer that stands still: write these layers of the applied step as its part of the
+    folder ``step-S.gG.<of>``. Layers that it wrote there before stay in its part.
+    """
+
+    kind: Literal["save"] = "save"
+    layers: tuple[int, ...]
+    of: Literal["salvage"] = "salvage"
+
+
+Order = Annotated[Halt | Leave | Stop | SaveNow | Forward | Save, Field(discriminator="kind")]
 ORDER: TypeAdapter[Order] = TypeAdapter(Order)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent import wire
-from agent.decide import Action, Answer, CarryOut, Kill, Runner, Standing, decide
+from agent.decide import Action, Answer, CarryOut, Kill, Runner, Standing, decide, is_for
 from tests.fakes.zygotes import run_spec
 
 
@@ -23,6 +23,24 @@ def look(generation: int) -> wire.Look:
 
 def halt(generation: int) -> wire.HaltOrder:
     return wire.HaltOrder(job="job_a", generation=generation)
+
+
+def forward(generation: int, rank: int = 0) -> wire.ForwardOrder:
+    return wire.ForwardOrder(
+        job="job_a", generation=generation, rank=rank, step=8, ballot=(1, None)
+    )
+
+
+def save(generation: int, rank: int = 0) -> wire.SaveLayers:
+    return wire.SaveLayers(job="job_a", generation=generation, rank=rank, layers=(3,))
+
+
+def drain(generation: int) -> wire.DrainOrder:
+    return wire.DrainOrder(job="job_a", generation=generation)
+
+
+def save_now(generation: int) -> wire.SaveNowOrder:
+    return wire.SaveNowOrder(job="job_a", generation=generation)
 
 
 def ordered(*bodies: wire.OrderBody) -> Standing:
@@ -79,9 +97,29 @@ def test_an_order_older_than_the_newest_known_generation_is_void(
     assert [a.number for a in decide(late, []) if isinstance(a, Answer) and a.error] == [2]
 
 
-def test_a_halt_reaches_its_generation_though_a_newer_one_is_planned() -> None:
-    carried = decide(ordered(halt(2), look(3)), [runs(2)])
-    assert carried == (CarryOut(1, halt(2)), CarryOut(2, look(3)))
+@pytest.mark.parametrize("order", [halt(2), drain(2), save_now(2), forward(2), save(2)])
+def test_what_is_for_trainers_reaches_its_generation_though_a_newer_one_is_planned(
+    order: wire.OrderBody,
+) -> None:
+    carried = decide(ordered(order, look(3)), [runs(2)])
+    assert carried == (CarryOut(1, order), CarryOut(2, look(3)))
+
+
+@pytest.mark.parametrize("order", [halt(2), drain(2), save_now(2), forward(2), save(2)])
+@pytest.mark.parametrize("here", [[], [runs(2, ending=True)], [runs(1)], [runs(2, job="job_b")]])
+def test_what_is_for_a_trainer_that_is_gone_is_answered_with_an_error(
+    order: wire.OrderBody, here: list[Runner]
+) -> None:
+    (answer,) = decide(ordered(order), here)
+    assert isinstance(answer, Answer) and "does not run here" in (answer.error or "")
+
+
+def test_a_forward_and_a_save_are_for_one_rank_alone() -> None:
+    here = [runs(2, rank=0), runs(2, rank=3)]
+    assert is_for(forward(2, rank=3), here[1]) and not is_for(forward(2, rank=3), here[0])
+    assert is_for(halt(2), here[0]) and is_for(halt(2), here[1])
+    (answer,) = decide(ordered(save(2, rank=1)), here)
+    assert isinstance(answer, Answer) and answer.error
 
 
 def test_a_settled_order_is_not_carried_out_when_it_is_sent_again() -> None:
@@ -95,6 +133,7 @@ Orders = st.lists(
         st.builds(stop, st.integers(1, 4), job=st.sampled_from("ab")),
         st.builds(look, st.integers(1, 4)),
         st.builds(halt, st.integers(1, 4)),
+        st.builds(forward, st.integers(1, 4), st.integers(0, 1)),
     ),
     max_size=8,
 )
