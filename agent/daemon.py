@@ -13,7 +13,8 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from agent.client import Client, RefusedError
 from agent.launcher import LaunchError, Zygote
 from agent.machine import MachineError
 from agent.node import Node
+from agent.notices import source
 from agent.settings import Settings
 from agent.sweep import Sessions
 from agent.talk import Talk
@@ -33,6 +35,8 @@ from agent.talk import Talk
 _LEAVE_SECONDS = 3.0
 """What trainers get to leave by themselves when the agent is told to end."""
 _LAST_REPORTS_SECONDS = 2.0
+_IDLE_SECONDS = 5.0
+"""A node on which nothing has run for so long after a notice was drained, or was a spare."""
 
 log = structlog.get_logger()
 
@@ -72,6 +76,8 @@ def _flags() -> dict[str, Any]:
     parser.add_argument("--zygote-fd", metavar="N", help="an inherited socket to a warm zygote")
     parser.add_argument("--devices", help="auto, cpu or cuda")
     parser.add_argument("--threads", metavar="N", help="of torch, in each trainer; 1")
+    parser.add_argument("--notices", metavar="FROM", help="azure, aws, gcp, file:PATH or none")
+    parser.add_argument("--notices-url", metavar="URL", help="of another metadata service")
     return vars(parser.parse_args())
 
 
@@ -170,6 +176,7 @@ async def _serve(
                 do=group.create_task,
             )
             group.create_task(talk.go_on(node))
+            group.create_task(_pass_on_notices(settings, node, talk, group.create_task))
             try:
                 await zygote.lost.wait()
                 await node.kill_all()
@@ -185,6 +192,32 @@ async def _serve(
             if isinstance(error, AgentError):
                 raise error from None
         raise
+
+
+async def _pass_on_notices(
+    settings: Settings,
+    node: Node,
+    talk: Talk,
+    do: Callable[[Coroutine[None, None, None]], object],
+) -> None:
+    """Report each notice at once; let the cloud go ahead when nothing runs here any more."""
+    async for notice in source(settings.notices, settings.notices_url).watch():
+        left = notice.seconds_left
+        log.warning("this machine goes", kind=notice.kind, seconds=round(left), id=notice.event)
+        talk.report(wire.Noticed(notice=notice.kind, seconds_left=left, event=notice.event))
+        if notice.ack:
+            do(_acknowledge(notice.ack, node, talk))
+
+
+async def _acknowledge(ack: Callable[[], Awaitable[None]], node: Node, talk: Talk) -> None:
+    """Tell the cloud when this node has been empty for a while and nothing is left to report."""
+    idle_since = time.monotonic()
+    while time.monotonic() - idle_since < _IDLE_SECONDS:
+        await asyncio.sleep(_IDLE_SECONDS / 10)
+        if node.running():
+            idle_since = time.monotonic()
+    await talk.all_told()
+    await ack()
 
 
 async def _last_reports(talk: Talk) -> None:

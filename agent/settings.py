@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from agent.notices import source
+
 
 def default_name() -> str:
     """The host's name, made fit for a node's."""
@@ -40,6 +42,10 @@ class Settings(BaseSettings):
     devices: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = Field(default=1, ge=1)
     """Of torch, in each trainer."""
+    notices: str = "none"
+    """Who says that this machine is about to go: azure, aws, gcp, file:PATH or none."""
+    notices_url: str | None = None
+    """Another address of the cloud's metadata service."""
 
     @field_validator("controller")
     @classmethod
@@ -48,6 +54,12 @@ class Settings(BaseSettings):
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"must be an http(s) URL, not {url!r}")
         return url.rstrip("/")
+
+    @field_validator("notices")
+    @classmethod
+    def _is_a_source(cls, where: str) -> str:
+        source(where)
+        return where
 
     @model_validator(mode="after")
     def _keeps_the_token_safe(self) -> Self:

@@ -12,11 +12,15 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from structlog.testing import capture_logs
 
+from agent import wire
+from agent.daemon import _pass_on_notices
 from agent.notices import Notice, source
+from agent.settings import Settings
 from tests.fakes.metadata import Answer, Asked, metadata
 from tests.fakes.waiting import until_soon
 
@@ -225,6 +229,39 @@ def test_a_notice_is_acknowledged_by_its_event_and_a_failure_of_that_is_only_sai
 async def acknowledge(notice: Notice) -> None:
     assert notice.ack
     await notice.ack()
+
+
+def test_the_cloud_may_go_ahead_when_nothing_has_run_for_a_while_and_all_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("agent.daemon._IDLE_SECONDS", 0.2)
+    runs = [wire.RunningTrainer(job="j", generation=1, rank=0, phase="step")]
+    told: list[wire.Noticed] = []
+    node = Mock(running=lambda: tuple(runs))
+    talk = Mock(report=told.append, all_told=AsyncMock())
+
+    async def story(url: str) -> None:
+        settings = Settings(
+            controller="http://127.0.0.1:1", token_file=Path("t"), notices="azure", notices_url=url
+        )
+        async with asyncio.TaskGroup() as group:
+            passing = group.create_task(_pass_on_notices(settings, node, talk, group.create_task))
+            await until_soon(lambda: told)
+            talk.all_told.assert_not_called()
+            asked = len(service.asked)
+            began = time.monotonic()
+            await until_soon(lambda: time.monotonic() > began + 0.5 and len(service.asked) > asked)
+            assert service.paths("POST") == [], "acknowledged while a trainer runs"
+            runs.clear()
+            await until_soon(lambda: service.paths("POST"))
+            talk.all_told.assert_awaited_once()
+            passing.cancel()
+
+    with metadata(Azure([event("4", "Preempt", "vmss_3")])) as service:
+        asyncio.run(story(service.url))
+    (noticed,) = told
+    assert (noticed.notice, noticed.event) == ("preempt", "4")
+    assert noticed.seconds_left is not None and 25 < noticed.seconds_left <= 31
 
 
 # --- GCP ----------------------------------------------------------------------------------------

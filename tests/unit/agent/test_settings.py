@@ -54,3 +54,10 @@ def test_the_environment_counts_and_a_flag_counts_more(monkeypatch: pytest.Monke
     monkeypatch.setenv("VARUNA_AGENT_NAME", "from-env")
     assert settings().controller == "http://127.0.0.1:1"
     assert settings(name="from-flag").name == "from-flag"
+
+
+def test_a_source_of_notices_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"azure, aws, gcp, file:PATH or none, not 'azur'"):
+        settings(controller="http://127.0.0.1:1", notices="azur")
+    assert settings(controller="http://127.0.0.1:1", notices="file:/run/notice").notices
+    assert settings(controller="http://127.0.0.1:1").notices == "none"
