@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from pydantic import ValidationError
 
@@ -32,6 +31,7 @@ from trainer.contract.spec import (
     Frozen,
     Program,
     ResumedFrom,
+    RunKind,
     RunSpec,
     Saving,
     Shape,
@@ -40,7 +40,6 @@ from trainer.contract.spec import (
 from trainer.contract.topology import check_cuts, even_cuts, micro_batches
 
 _HOST = "127.0.0.1"
-_Kind = Literal["first_weights", "train"]
 
 
 class TryError(Exception):
@@ -179,9 +178,7 @@ class _Run:
         specs = [spec.model_copy(update={"rank": rank}) for rank in range(shape.world)]
         await solo.run(self.zygote, specs, self.logs, _warn, self.agreed)
 
-    def _spec(
-        self, kind: Literal["first_weights", "train"], generation: int, shape: Shape
-    ) -> RunSpec:
+    def _spec(self, kind: RunKind, generation: int, shape: Shape) -> RunSpec:
         return RunSpec(
             kind=kind,
             job=self.job,

@@ -95,7 +95,6 @@ class Registered(Frozen):
     """Welcome."""
 
     beat_seconds: float
-    lost_after_seconds: float
     max_offline_seconds: float
     reported: int | None = None
     """The last durable report of this incarnation; less than was acknowledged when the controller's
@@ -126,16 +125,14 @@ class Start(Frozen):
     kind: Literal["start"] = "start"
     spec: RunSpec
     bundle: str | None = None
-    """``sha256:<hex>``: fetch, verify and unpack first;
-
-    ``spec.program`` paths are then relative to the folder.
+    """``sha256:<hex>``: fetch, verify and unpack it first; the paths of ``spec.program`` are then
+    relative to its folder.
     """
 
 
 class Stop(Frozen):
-    """End every trainer of ``job`` whose generation is ``up_to_generation`` or older:
-
-    SIGKILL, they hold nothing.
+    """SIGKILL every trainer of ``job`` whose generation is ``up_to_generation`` or older: they hold
+    nothing.
     """
 
     kind: Literal["stop"] = "stop"
@@ -200,10 +197,7 @@ class Look(Frozen):
 
 
 class Delete(Frozen):
-    """Delete these checkpoint folders (names below ``root``);
-
-    a folder that is gone already is no error.
-    """
+    """Delete these folders (names below ``root``); one that is gone already is no error."""
 
     kind: Literal["delete"] = "delete"
     job: str
@@ -266,9 +260,8 @@ class Exited(Frozen):
 
 
 class OrderDone(Frozen):
-    """Order ``number`` is carried out (a start:
-
-    the trainer is forked; a stop: nothing of it is alive), or failed.
+    """Order ``number`` is carried out, or failed. Of a start: the trainer is forked; of a stop:
+    nothing of it is alive.
     """
 
     kind: Literal["order_done"] = "order_done"

@@ -56,7 +56,6 @@ async def register(here: Here, asked: wire.Register) -> wire.Registered:
     here.bell.ring(RECONCILER, FEED, key)
     return wire.Registered(
         beat_seconds=here.settings.beat_seconds,
-        lost_after_seconds=here.settings.lost_after,
         max_offline_seconds=here.settings.max_offline,
         reported=reported,
     )

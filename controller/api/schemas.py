@@ -31,13 +31,14 @@ Errors are :class:`Problem` as ``application/problem+json``, always.
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from controller.core.events import EventType
 from controller.core.jobspec import JobSpec, Strict
 from controller.core.states import GenerationState, JobState, NodeState, Reason
+from trainer.contract.spec import RunKind
 
 Item = TypeVar("Item")
 
@@ -178,7 +179,7 @@ class GenerationView(View):
     """One launch of a job, from its plan to its end."""
 
     number: int
-    kind: Literal["first_weights", "train"] | None
+    kind: RunKind | None
     """Null while only planned."""
     state: GenerationState
     shape: ShapeView | None

@@ -6,7 +6,7 @@ Each is recorded fenced and carried out idempotently by the reconciler.
 from dataclasses import dataclass
 
 from controller.core.states import GenerationState, JobState, NodeState, Reason
-from trainer.contract.spec import ResumedFrom, Shape
+from trainer.contract.spec import ResumedFrom, RunKind, Shape
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,7 @@ class Launch:
 
     job: str
     number: int
-    kind: str
-    """``first_weights`` or ``train``."""
+    kind: RunKind
     shape: Shape
     cuts: tuple[int, ...]
     seats: tuple[SeatAt, ...]

@@ -49,9 +49,8 @@ class Exit:
 
 @dataclass(frozen=True)
 class Seat:
-    """One rank of a generation:
-
-    the node (incarnation) and device that hold it, and what was reported of it.
+    """One rank of a generation: the node (incarnation) and device that hold it, and what was
+    reported of it.
     """
 
     rank: int
@@ -85,7 +84,7 @@ class Generation:
 
     number: int
     kind: str
-    """``first_weights`` or ``train``."""
+    """A RunKind; empty while planned."""
     state: GenerationState
     shape: Shape | None
     cuts: tuple[int, ...]
@@ -102,8 +101,6 @@ class Generation:
     """The last step that any of its ranks reported; 0: none."""
     committed_at: float
     """When that was received; 0: never."""
-    finished: bool
-    """All ranks said Finished."""
     because: str = ""
     """The sentence it was planned or launched with."""
     step_seconds: float = 0.0

@@ -190,7 +190,7 @@ class Recorder:
             self._order(seat.node, seat.incarnation, start)
         self._event(
             EventType.GENERATION_LAUNCHED, action.because, action.job, action.number,
-            shape=str(action.shape), kind=action.kind,
+            shape=str(action.shape), kind=action.kind, plan=action.plan_because,
             resumed_from=begun.step if begun else None,
         )  # fmt: skip
 

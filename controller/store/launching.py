@@ -27,10 +27,9 @@ def run_specs(launch: Launch, spec: JobSpec, root: str, places: Sequence[Place])
     store = Address(host=first.data_host, port=first.store_port)
     begun = launch.resumed_from
     every = spec.checkpoint.every
-    first_weights = launch.kind == "first_weights"
     return [
         RunSpec(
-            kind="first_weights" if first_weights else "train",
+            kind=launch.kind,
             job=launch.job,
             generation=launch.number,
             rank=rank,

@@ -164,7 +164,6 @@ def _generation(connection: sa.Connection, row: Any) -> Generation:
         launched_at=row.launched_at or 0.0,
         committed=row.committed,
         committed_at=row.committed_at or 0.0,
-        finished=bool(seated) and all(seat.finished_at for seat in seated),
         because=row.because,
         step_seconds=(
             history.step_seconds(connection, row.job, row.number) if row.committed else 0.0

@@ -97,7 +97,6 @@ class FakeController:
             self.knows = True
             return wire.Registered(
                 beat_seconds=0.1,
-                lost_after_seconds=5,
                 max_offline_seconds=self.max_offline_seconds,
                 reported=len(self.reports),
             )

@@ -20,10 +20,7 @@ class LayerCost(Frozen):
 
 
 class LayerCosts(Frozen):
-    """All layers in order. A rough first measurement:
-
-    one process, this machine, a warm pass or two.
-    """
+    """All layers in order. Measured roughly: one process, this machine, two warm passes."""
 
     version: int = 1
     micro_batch: int = Field(ge=1)

@@ -46,10 +46,7 @@ class ExitCode(IntEnum):
     LEFT = 20
     """It was ordered to leave, or its limbo ran out."""
     PROGRAM_ERROR = 21
-    """The user's functions raised, or gave what cannot be trained;
-
-    the last ``Failed`` line says what.
-    """
+    """The user's functions raised or gave what cannot be trained; the ``Failed`` line says what."""
     PEER_LOST = 22
     """A link to another rank broke and no order came."""
     CHECKPOINT_DAMAGED = 23

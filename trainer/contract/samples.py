@@ -9,9 +9,8 @@ batch is in it.
 
 
 def sample_at(position: int, samples: int, seed: int) -> int:
-    """The sample id (0 .. ``samples`` - 1) at global ``position``;
-
-    each epoch is a permutation of its own.
+    """The sample id (0 .. ``samples`` - 1) at global ``position``; each epoch is a permutation of
+    its own.
     """
     epoch, place = divmod(position, samples)
     return _permute(place, samples, _mix64(_mix64(seed & _M64) ^ _mix64(epoch + 1)))

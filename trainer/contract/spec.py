@@ -9,10 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-SPEC_VERSION = 1
-
 Precision = Literal["float32", "bfloat16", "float16"]
 ScheduleName = Literal["varuna", "1f1b", "gpipe"]
+RunKind = Literal["first_weights", "train"]
 FINITE_POSITIVE = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -81,10 +80,7 @@ class Saving(Frozen):
     """Where and when a generation writes checkpoints."""
 
     root: str
-    """The job's own folder (``<checkpoint.dir>/<job id>``), absolute;
-
-    folders ``step-NNNNNN.gG`` go into it.
-    """
+    """The job's own folder, absolute: ``<checkpoint.dir>/<job id>``."""
     every_steps: int | None = Field(default=None, ge=1)
     every_seconds: FINITE_POSITIVE | None = None
     """At most one of the two; none: only the last step is saved."""
@@ -99,7 +95,7 @@ class RunSpec(Frozen):
     """
 
     version: Literal[1] = 1
-    kind: Literal["first_weights", "train"]
+    kind: RunKind
     job: str
     """The job's id; with ``generation`` it prefixes every rendezvous key."""
     generation: int = Field(ge=1)

@@ -44,7 +44,7 @@ def test_a_parked_request_whose_connection_is_dead_is_asked_anew_when_the_contro
 
     async def answer(request: httpx2.Request) -> httpx2.Response:
         if request.url.path.endswith("/register"):
-            welcome = {"beat_seconds": 0.01, "lost_after_seconds": 5, "max_offline_seconds": 60}
+            welcome = {"beat_seconds": 0.01, "max_offline_seconds": 60}
             return httpx2.Response(200, json=welcome)
         if request.url.path.endswith("/beat"):
             if asked_after and any(itertools.islice(failures, 1)):

@@ -6,7 +6,7 @@ from agent import wire
 from controller.core.actions import Launch, SeatAt
 from controller.core.jobspec import JobSpec
 from controller.store.launching import Place, program_of, run_specs
-from trainer.contract.spec import ResumedFrom, Shape
+from trainer.contract.spec import ResumedFrom, RunKind, Shape
 
 
 def place(name: str, host: str, devices: str = "cpu") -> Place:
@@ -27,7 +27,7 @@ def spec(**more: Any) -> JobSpec:
     return JobSpec.model_validate({**fields, **more})
 
 
-def launch(kind: str, shape: Shape, begun: ResumedFrom | None) -> Launch:
+def launch(kind: RunKind, shape: Shape, begun: ResumedFrom | None) -> Launch:
     seats = tuple(SeatAt(f"vm-{i}", "life", 1) for i in range(shape.world))
     return Launch("j", 4, kind, shape, (0, 3, 8), seats, begun, "because")
 
