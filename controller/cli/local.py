@@ -37,6 +37,13 @@ class Schedule(StrEnum):
     GPIPE = "gpipe"
 
 
+class ExportFormat(StrEnum):
+    """What ``checkpoint export`` writes."""
+
+    TORCH = "torch"
+    HF = "hf"
+
+
 def serve(
     host: Annotated[str | None, typer.Option(help="Else 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Else 8430; 0: any.")] = None,
@@ -119,6 +126,23 @@ def list_(folder: Annotated[Path, typer.Argument(metavar="DIR")], json_: AsJson 
 def verify(folder: Annotated[Path, typer.Argument(metavar="DIR")], json_: AsJson = False) -> None:
     """Read every file in DIR and check its size and hash."""
     _tool("verify", folder, json_)
+
+
+@checkpoint.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A checkpoint, or a job's folder.")],
+    to: Annotated[ExportFormat, typer.Option(help="A state dict, or safetensors and their index.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Else a name made of the job's and step's.")
+    ] = None,
+    names: Annotated[
+        Path | None, typer.Option(help="JSON: `layers.0` and the like -> a name of your own.")
+    ] = None,
+    json_: AsJson = False,
+) -> None:
+    """Write a checkpoint as plain files that need nothing of Varuna."""
+    arguments = [str(folder), *flags(to=to.value, out=out, names=names)]
+    become("trainer.export", *arguments, *(["--json"] if json_ else []))
 
 
 def _tool(verb: str, folder: Path, json_: bool) -> NoReturn:

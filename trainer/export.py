@@ -1,0 +1,280 @@
+"""Carrying a checkpoint out to where nothing of ours is needed: a folder in, plain files out.
+
+    python -I -m trainer.export DIR --to torch|hf [--out PATH] [--names FILE] [--json]
+
+``torch`` gives one file with the state dict of the whole model; ``torch.load(weights_only=True)``
+reads it. ``hf`` gives a folder of safetensors and their index, as Hugging Face reads them: a shard
+at a time is in memory, and a tied weight is stored once, under its owner's name.
+
+Every file is checked against its size and hash while it is read, and what is written appears
+whole at the end or not at all. Optimizer state stays behind. Apart from
+:mod:`trainer.tools`, which needs no torch.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError
+from torch import Tensor
+
+from trainer.checkpoint import CheckpointError, LayerState, read_layers
+from trainer.contract.checkpoints import Checkpoint, FolderName, checkpoints, scan, to_resume
+from trainer.contract.durable import sync_folder, temporary_name, write_whole
+
+DONE, FAILED, NOT_FOUND = 0, 1, 3
+SHARD_BYTES = 4 * 2**30
+"""A shard is full when the next layer would take it beyond."""
+_NAMES: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str])
+
+
+class ExportError(Exception):
+    """Why there is no export; a sentence."""
+
+    def __init__(self, message: str, code: int = FAILED) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Source:
+    """One complete checkpoint."""
+
+    path: Path
+    checkpoint: Checkpoint
+
+    @property
+    def layer_count(self) -> int:
+        """How many layers the model has."""
+        return self.checkpoint.layer_count
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    source: str
+    step: int
+    out: str
+    tensors: int
+    num_bytes: int
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Carry out one export; the exit code: 0, 1 when it failed, 3 when there is no checkpoint."""
+    parser = argparse.ArgumentParser(prog="varuna checkpoint export")
+    parser.add_argument("dir", type=Path)
+    parser.add_argument("--to", choices=sorted(_WRITERS), required=True)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--names", type=Path)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(arguments)
+    try:
+        done = export(given.dir, given.to, given.out, given.names)
+    except (ExportError, CheckpointError) as error:
+        print(f"Nothing was exported: {error}.", file=sys.stderr)
+        return error.code if isinstance(error, ExportError) else FAILED
+    except (OSError, RuntimeError, SafetensorError) as error:  # a full disk is any of them
+        print(f"Nothing was exported: {error}.", file=sys.stderr)
+        return FAILED
+    if given.json:
+        print(json.dumps(vars(done)))
+    else:
+        print(
+            f"{done.out}: {done.tensors:,} tensors, {done.num_bytes:,} bytes, "
+            f"step {done.step:,} of {done.source}."
+        )
+    return DONE
+
+
+def export(folder: Path, to: str, out: Path | None = None, names: Path | None = None) -> Exported:
+    """Write the checkpoint at ``folder``, or a job's newest one in it, in the format ``to``.
+
+    Raises ExportError, CheckpointError, and what torch, safetensors and the disk raise; then
+    nothing of it is left.
+    """
+    source = _source(folder)
+    renamed = _renaming(_read_names(names) if names else {})
+    out = out or Path(f"{source.path.parent.name}-{source.path.name}{_SUFFIX[to]}")
+    if out.exists():
+        raise ExportError(f"{out} is there already")
+    tensors, num_bytes = _WRITERS[to](source, out, renamed)
+    return Exported(str(source.path), source.checkpoint.step, str(out), tensors, num_bytes)
+
+
+# --- Which checkpoint -------------------------------------------------------------------------
+
+
+def _source(path: Path) -> Source:
+    path = path.resolve()
+    if FolderName.parse(path.name):
+        found = next((c for c in checkpoints(scan(path.parent)) if c.folder == path.name), None)
+        if found is None:
+            raise ExportError(f"{path} holds no part of a checkpoint", NOT_FOUND)
+        if not found.complete:
+            missing = f"{len(found.missing)} of {found.layer_count}"
+            raise ExportError(f"{path} is incomplete, {missing} layers are missing")
+        return Source(path, found)
+    jobs = [root for root in (path, *_folders(path)) if scan(root).newest_generation]
+    if len(jobs) > 1:
+        raise ExportError(f"{path} holds {len(jobs)} jobs: name one of them")
+    newest = to_resume(scan(jobs[0])) if jobs else None
+    if newest is None:
+        raise ExportError(f"there is no complete checkpoint in {path}", NOT_FOUND)
+    return Source(jobs[0] / newest.folder, newest)
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        return sorted(child for child in path.iterdir() if child.is_dir())
+    except FileNotFoundError:
+        return []
+
+
+# --- Under which names ------------------------------------------------------------------------
+
+
+def _read_names(path: Path) -> dict[str, str]:
+    try:
+        return _NAMES.validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise ExportError(
+            f'{path} must be a JSON object like {{"layers.0": "model.embed_tokens"}}'
+        ) from error
+
+
+def _renaming(names: Mapping[str, str]) -> Callable[[str], str]:
+    """Global name -> the program's own: the longest dotted beginning that ``names`` has is
+    replaced; an empty replacement takes its dot along.
+    """
+
+    def renamed(name: str) -> str:
+        words = name.split(".")
+        for count in range(len(words), 0, -1):
+            own = names.get(".".join(words[:count]))
+            if own is not None:
+                return ".".join([*([own] if own else []), *words[count:]])
+        return name
+
+    return renamed
+
+
+class _Taken:
+    """Refuses a name that was given before."""
+
+    def __init__(self) -> None:
+        self._by: dict[str, str] = {}
+
+    def add(self, own: str, name: str) -> None:
+        if own in self._by:
+            raise ExportError(f"{self._by[own]} and {name} would both be named {own!r}")
+        self._by[own] = name
+
+
+# --- Writing ----------------------------------------------------------------------------------
+
+
+def _to_torch(source: Source, out: Path, renamed: Callable[[str], str]) -> tuple[int, int]:
+    """One state dict; a tied weight is there under each of its names and stored once."""
+    taken, model = _Taken(), dict[str, Tensor]()
+    for state in read_layers(source.path, range(source.layer_count)).values():
+        for name, tensor in (state.parameters | state.buffers).items():
+            taken.add(renamed(name), name)
+            model[renamed(name)] = tensor
+    temporary = temporary_name(out)
+    try:
+        torch.save(model, temporary)
+        _publish(temporary, out)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return len(model), out.stat().st_size
+
+
+def _to_hf(source: Source, out: Path, renamed: Callable[[str], str]) -> tuple[int, int]:
+    """Shards named ``model-00001-of-00003.safetensors`` and ``model.safetensors.index.json``."""
+    temporary = temporary_name(out)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    taken, tied, shards = _Taken(), dict[str, str](), list[list[str]]()
+    num_bytes = 0
+    try:
+        for shard in _shards(source, tied):
+            own: dict[str, Tensor] = {}
+            for name, tensor in shard.items():
+                taken.add(renamed(name), name)
+                own[renamed(name)] = tensor.contiguous()
+                num_bytes += tensor.nbytes
+            path = temporary / f"{len(shards)}"
+            safetensors.torch.save_file(own, path, metadata={"format": "pt"})
+            shards.append(list(own))
+        weight_map: dict[str, str] = {}
+        for index, own_names in enumerate(shards):
+            file = f"model-{index + 1:05d}-of-{len(shards):05d}.safetensors"
+            (temporary / str(index)).rename(temporary / file)
+            weight_map |= dict.fromkeys(own_names, file)
+        about = {
+            "total_size": num_bytes,
+            "step": source.checkpoint.step,
+            "tied": {renamed(alias): renamed(owner) for alias, owner in tied.items()},
+        }
+        index_file = json.dumps({"metadata": about, "weight_map": weight_map}, indent=1)
+        write_whole(temporary / "model.safetensors.index.json", [index_file.encode()])
+        _publish(temporary, out)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return len(weight_map), num_bytes
+
+
+def _shards(source: Source, tied: dict[str, str]) -> Iterator[dict[str, Tensor]]:
+    """What each shard holds, by global name; ``tied`` collects the names that are left out."""
+    shard: dict[str, Tensor] = {}
+    size = 0
+    for layer in range(source.layer_count):
+        state = read_layers(source.path, [layer])[layer]
+        tied |= state.aliases
+        own = _own(state)
+        bytes_ = sum(tensor.nbytes for tensor in own.values())
+        if shard and size + bytes_ > SHARD_BYTES:
+            yield shard
+            shard, size = {}, 0
+        shard |= own
+        size += bytes_
+    yield shard
+
+
+def _own(state: LayerState) -> dict[str, Tensor]:
+    parameters = {n: p for n, p in state.parameters.items() if n not in state.aliases}
+    return parameters | state.buffers
+
+
+def _publish(temporary: Path, out: Path) -> None:
+    """Make what lies at ``temporary`` visible at ``out``, durably, unless something is there."""
+    files = sorted(temporary.iterdir()) if temporary.is_dir() else [temporary]
+    for file in files:
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+    if out.exists():
+        raise ExportError(f"{out} is there already")
+    temporary.rename(out)
+    sync_folder(out.parent)
+
+
+_WRITERS: Mapping[str, Callable[[Source, Path, Callable[[str], str]], tuple[int, int]]] = {
+    "torch": _to_torch,
+    "hf": _to_hf,
+}
+_SUFFIX: Mapping[str, str] = {"torch": ".pt", "hf": ""}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
