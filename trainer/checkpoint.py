@@ -19,6 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from trainer.contract import checkpoints
 from trainer.contract.checkpoints import (
     OTHER_CONTENT,
@@ -87,26 +89,27 @@ def write_part(
 ) -> PartWritten:
     """Write this rank's ``layers`` into ``folder`` below ``root``; durable on return.
 
-    Raises SaveError (then nothing of the part is left), and ProgramError for state of a kind that
-    no file can hold.
+    A part never changes; only a salvaged one grows when its rank is asked for more layers, and is
+    replaced whole then. Raises SaveError (then nothing is left of what is new), and ProgramError
+    for state of a kind that no file can hold.
     """
     if folder != header.folder:
         raise ValueError(f"the header is for {header.folder}, not {folder}")
     began = time.monotonic()
     path = Path(root) / folder
-    mine = [path / layer_file(layer, header.rank) for layer in layers]
     part = path / part_file(header.rank)
-    if os.path.exists(part):
-        raise SaveError(part, "is written already, and parts never change")
+    before = _written_before(part, header)
+    new = [layer for layer in layers if layer not in {file.layer for file in before}]
+    mine = [path / layer_file(layer, header.rank) for layer in new]
     try:
         make_folder(path)
-        written = [_write_layer(path, header.rank, layer, layers[layer]) for layer in layers]
+        written = [_write_layer(path, header.rank, layer, layers[layer]) for layer in new]
         for file in mine:
             temporary_name(file).rename(file)
         sync_folder(path)
-        write_json(part, whole := Part(**dict(header), files=tuple(written)))
+        write_json(part, whole := Part(**dict(header), files=(*before, *written)))
     except BaseException as error:
-        _tidy_up([part, *mine])
+        _tidy_up(mine if before else [part, *mine])
         if isinstance(error, OSError):
             raise SaveError(part, f"could not be written: {error.strerror}") from error
         raise
@@ -118,6 +121,17 @@ def write_part(
         num_bytes=whole.num_bytes,
         seconds=time.monotonic() - began,
     )
+
+
+def _written_before(part: Path, header: PartHeader) -> tuple[LayerFile, ...]:
+    if not os.path.exists(part):
+        return ()
+    if not header.kind:
+        raise SaveError(part, "is written already, and parts never change")
+    try:
+        return Part.model_validate_json(part.read_bytes()).files
+    except (OSError, ValidationError) as error:
+        raise SaveError(part, "is there and cannot be read") from error
 
 
 def _write_layer(folder: Path, rank: int, layer: int, state: LayerState) -> LayerFile:

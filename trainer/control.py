@@ -6,31 +6,37 @@ and directly, so each names the same rank within a millisecond.
 
 A *halt* shuts down every connected socket of the groups (never a listening one: gloo would abort
 the process), which ends any wait of the main thread; it then stands still with its state intact
-until it is told to leave, its limbo runs out, or the agent is gone. The reading side goes at once,
-which no peer can see; the writing side a little later, so that errors travel on but nobody takes
-one who halted for the one who died.
+and does what it is ordered, until it is told to leave, its limbo runs out, or the agent is gone.
+The reading side goes at once, which no peer can see; the writing side a little later, so that
+errors travel on but nobody takes one who halted for the one who died.
 """
 
 import math
 import os
+import queue
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
 from trainer.contract.progress import (
     ORDER,
+    Ballot,
     ExitCode,
+    Forward,
     Halt,
     Halted,
     Leave,
     Line,
     Phase,
     PhaseBegun,
+    Save,
+    SaveNow,
+    Stop,
 )
 
 COME_BACK_SECONDS = 10.0
@@ -57,6 +63,10 @@ class Standing:
     """The last step whose gradients are whole."""
     vote_step: int | None = None
     """The newest step whose vote this rank holds."""
+    ballot: Ballot | None = None
+    """That vote."""
+    holds: tuple[int, ...] = ()
+    """The layers in memory."""
     is_applying: bool = False
     """Inside of an optimizer step; what is left of it is torn."""
 
@@ -74,6 +84,10 @@ class Control:
         self, connection: socket.socket, leave: Callable[[int], NoReturn] = os._exit
     ) -> None:
         self.standing = Standing()
+        self.is_to_stop = threading.Event()
+        """All ranks shall stop after a step: to be said in the next vote."""
+        self.is_to_save = threading.Event()
+        """All ranks shall save after a step; who says so in a vote clears it."""
         self._connection = connection
         self._connection.setblocking(False)
         self._leave = leave
@@ -84,6 +98,9 @@ class Control:
         self._peers: dict[int, tuple[socket.socket, int | None]] = {}
         self._cause: _Cause | None = None
         self._is_halted = threading.Event()
+        self._is_standing = False
+        self._orders: queue.SimpleQueue[Halt | Forward | Save] = queue.SimpleQueue()
+        """For the main thread when it stands still; a halt that came meanwhile among them."""
         self._hang_up_at = math.inf
         self._give_up_at = math.inf
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -132,7 +149,10 @@ class Control:
                 return
             self._cause = _Cause(cause, suspects)
             self._hang_up_at = time.monotonic() + _HANG_UP_SECONDS
-            self._give_up_at = time.monotonic() + COME_BACK_SECONDS
+            if self._is_standing:
+                self._orders.put(Halt())
+            else:
+                self._give_up_at = time.monotonic() + COME_BACK_SECONDS
         self._shut_down(socket.SHUT_RD)
         self._is_halted.set()
         os.eventfd_write(self._wake, 1)
@@ -145,12 +165,24 @@ class Control:
         if not self._is_halted.wait(_DIRECT_SIGHT_SECONDS):
             self.halt(cause, suspects)
 
-    def stand_still(self, limbo_seconds: float) -> None:
-        """Report and wait for an order; returns when none came. The control thread leaves."""
-        self._give_up_at = math.inf
-        self._report_halted(torn=self.standing.is_applying)
+    def stand_still(self, limbo_seconds: float) -> Iterator[Forward | Save]:
+        """Report and give what is ordered, until nothing has been for ``limbo_seconds``.
+
+        Each order is to be carried out before the next is asked for. The control thread leaves.
+        """
+        with self._lock:
+            self._is_standing = True
+            self._give_up_at = math.inf
+        if self._cause:
+            self._report_halted(torn=self.standing.is_applying)
         self.enter(Phase.HALTED)
-        time.sleep(limbo_seconds)
+        with suppress(queue.Empty):
+            while True:
+                order = self._orders.get(timeout=limbo_seconds)
+                if not isinstance(order, Halt):
+                    yield order
+                if self._cause and not isinstance(order, Save):
+                    self._report_halted(torn=self.standing.is_applying)
 
     def flush(self) -> None:
         """Wait until all that was said is written, or the agent does not read."""
@@ -199,6 +231,12 @@ class Control:
                     self.halt("ordered")
                 case Leave():
                     self._leave(ExitCode.LEFT)
+                case Stop():
+                    self.is_to_stop.set()
+                case SaveNow():
+                    self.is_to_save.set()
+                case Forward() | Save() as order:
+                    self._orders.put(order)
 
     def _shut_down(self, how: int) -> None:
         for connected, _ in self._peers.values():
@@ -243,6 +281,8 @@ class Control:
                 applied=standing.applied,
                 prepared=standing.prepared,
                 vote_step=standing.vote_step,
+                ballot=standing.ballot,
+                holds=standing.holds,
                 torn=torn,
                 cause=self._cause.text,
                 suspects=self._cause.suspects,

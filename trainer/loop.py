@@ -1,27 +1,32 @@
 """Training: a mini-batch through the pipeline, the vote, the optimizer's step; then the next.
 
-Read :meth:`Loop.run` from the top. What all ranks must agree on, :mod:`trainer.replicas` asks.
+Read :meth:`Loop.run` from the top. What all ranks must agree on, :mod:`trainer.replicas` asks; how
+a checkpoint is written while the next steps are computed, :mod:`trainer.saves` knows.
 """
 
 import math
 import time
 from contextlib import suppress
 
-from trainer.checkpoint import SaveError, newer_marker, write_part
-from trainer.contract.checkpoints import Committed, DataPosition, PartHeader
-from trainer.contract.progress import Finished, Phase, SaveFailed, StepCommitted
+from trainer.checkpoint import SaveError
+from trainer.contract.checkpoints import Committed
+from trainer.contract.progress import (
+    ExitCode,
+    Finished,
+    Forward,
+    Phase,
+    Save,
+    StepCommitted,
+    Stopped,
+)
 from trainer.contract.samples import positions_of
 from trainer.contract.spec import RunSpec
-from trainer.contract.topology import Seat
 from trainer.control import Control
 from trainer.groups import PeerLostError
 from trainer.pipeline import Pipeline
-from trainer.replicas import Replicas, Totals, Vote
+from trainer.replicas import Replicas, Totals, Vote, Wishes
+from trainer.saves import Saves
 from trainer.stages import Stage
-
-
-class StaleError(Exception):
-    """A newer generation has begun: what this one writes is void."""
 
 
 class Loop:
@@ -30,23 +35,21 @@ class Loop:
     def __init__(
         self,
         spec: RunSpec,
-        data: DataPosition,
         stage: Stage,
         pipeline: Pipeline,
         replicas: Replicas,
+        saves: Saves,
         control: Control,
     ) -> None:
         self._spec = spec
-        self._data = data
         self._stage = stage
         self._pipeline = pipeline
         self._replicas = replicas
+        self._saves = saves
         self._control = control
-        self._committed: list[Committed] = []
-        self._saved_at = time.monotonic()
 
-    def run(self) -> None:
-        """Train to the last step and save it.
+    def run(self) -> ExitCode:
+        """Train to the last step and save it, or stop before when that is ordered.
 
         Raises ProgramError, PeerLostError, HaltingError, StaleError; when the last step cannot be
         saved, SaveError or OSError.
@@ -60,17 +63,35 @@ class Loop:
             self._report(step, vote, time.monotonic() - began)
             if step == done + 1:
                 self._control.enter(Phase.STEP)
-            if step == last or vote.save_is_due or self._is_nth(step):
-                self._save(step)
-        self._end()
+                self._saves.touch()
+            if step == last:
+                self._save_and_wait(step)
+            elif vote.wishes.stop:
+                return self._stop(step)
+            elif vote.wishes.save and vote.wishes.is_busy:
+                self._saves.put_off(step)
+            elif vote.wishes.save:
+                self._saves.start(step)
+        return self._end()
 
     def _commit(self, step: int, totals: Totals) -> Vote:
         """Sum, vote, apply."""
-        training, standing = self._spec.training, self._control.standing
         self._replicas.sum_gradients()
-        standing.prepared = step
-        vote = self._replicas.vote(totals, save_is_due=self._is_late())
-        standing.vote_step = step
+        self._control.standing.prepared = step
+        vote = self._replicas.vote(totals, self._wishes(step))
+        self._apply(step, vote)
+        return vote
+
+    def _wishes(self, step: int) -> Wishes:
+        is_due = self._saves.is_due(step)
+        if self._control.is_to_save.is_set():
+            self._control.is_to_save.clear()
+            is_due = True
+        return Wishes(self._control.is_to_stop.is_set(), is_due, self._saves.is_busy)
+
+    def _apply(self, step: int, vote: Vote) -> None:
+        training, standing = self._spec.training, self._control.standing
+        standing.vote_step, standing.ballot = step, vote.ballot
         if vote.samples != training.batch_size:
             raise RuntimeError(f"step {step} took {vote.samples} of {training.batch_size} samples")
         if vote.is_sound:
@@ -78,11 +99,10 @@ class Loop:
             self._stage.apply(step, vote.gradient_scale(training.clip_grad_norm))
             standing.is_applying = False
         standing.applied = step
-        return vote
 
     def _report(self, step: int, vote: Vote, seconds: float) -> None:
         positions = positions_of(step, self._spec.training.batch_size)
-        self._committed.append(
+        self._saves.record(
             Committed(
                 step=step,
                 first_position=positions.start,
@@ -102,50 +122,13 @@ class Loop:
             )
         )
 
-    # --- saving -------------------------------------------------------------------------------
+    # --- the end, or a standstill -------------------------------------------------------------
 
-    def _is_nth(self, step: int) -> bool:
-        every = self._spec.saving.every_steps
-        return every is not None and step % every == 0
-
-    def _is_late(self) -> bool:
-        """One rank's clock asks for a save by time; the vote makes it everybody's."""
-        every = self._spec.saving.every_seconds
-        if every is None or self._spec.rank != 0:
-            return False
-        return time.monotonic() - self._saved_at >= every
-
-    def _save(self, step: int) -> None:
-        """Write this rank's share: of my stage's layers those whose number is mine mod D."""
-        spec, is_last = self._spec, step == self._spec.training.steps
+    def _save_and_wait(self, step: int) -> None:
         self._control.enter(Phase.SAVE)
-        header = PartHeader(
-            step=step,
-            generation=spec.generation,
-            rank=spec.rank,
-            shape=spec.shape,
-            layer_count=self._stage.layer_count,
-            resumed_from=spec.resumed_from,
-            data=self._data,
-            committed=tuple(self._committed),
-        )
-        replica = Seat.of(spec.rank, spec.shape).replica
-        share = [i for i in self._stage.layers if i % spec.shape.replicas == replica]
-        states = self._stage.states(share)
-        try:
-            if newer := newer_marker(spec.saving.root, spec.generation):
-                raise StaleError(f"generation {newer} has begun")
-            self._control.say(write_part(spec.saving.root, header.folder, header, states))
-            self._committed.clear()
-        except (SaveError, OSError) as error:
-            if is_last:
-                raise
-            self._control.say(SaveFailed(folder=header.folder, step=step, message=str(error)))
-        self._saved_at = time.monotonic()
-        if not is_last:
-            self._control.enter(Phase.STEP)
+        self._saves.finish(step, self._control.check)
 
-    def _end(self) -> None:
+    def _end(self) -> ExitCode:
         """Finished, once every rank is: who goes early looks dead to the others."""
         self._replicas.wait_for_all()
         self._control.say(Finished(step=self._spec.training.steps))
@@ -153,3 +136,34 @@ class Loop:
         self._control.unwatch()
         with suppress(PeerLostError):
             self._replicas.wait_for_all()
+        return ExitCode.DONE
+
+    def _stop(self, step: int) -> ExitCode:
+        """All ranks stop after ``step``: save, say so, stand still."""
+        with suppress(SaveError, OSError):  # it is said
+            self._save_and_wait(step)
+        self._control.say(Stopped(step=step))
+        self.stand_still()
+        return ExitCode.LEFT
+
+    def stand_still(self) -> None:
+        """Do what is ordered until nothing has been for too long.
+
+        Raises ProgramError, StaleError.
+        """
+        for order in self._control.stand_still(self._spec.limbo_seconds):
+            match order:
+                case Forward():
+                    self._forward(order)
+                case Save():
+                    self._saves.salvage(self._control.standing.applied, order.layers)
+
+    def _forward(self, order: Forward) -> None:
+        """Catch up with those who saw the vote of the step that this rank is prepared for: the
+        gradients are as they were.
+        """
+        standing, began = self._control.standing, time.monotonic()
+        if order.step == standing.prepared == standing.applied + 1:
+            vote = self._replicas.count(order.ballot)
+            self._apply(order.step, vote)
+            self._report(order.step, vote, time.monotonic() - began)

@@ -25,10 +25,11 @@ from trainer.control import Control, HaltingError
 from trainer.data import Batches, same_data
 from trainer.groups import PeerLostError, RendezvousError, meet
 from trainer.links import Links
-from trainer.loop import Loop, StaleError
+from trainer.loop import Loop
 from trainer.pipeline import Pipeline, Share
 from trainer.program import ProgramError, load
 from trainer.replicas import Replicas
+from trainer.saves import Saves, StaleError
 from trainer.stages import Model, Stage
 
 
@@ -47,16 +48,8 @@ def _attempt(spec: RunSpec, control: Control) -> ExitCode:
         control.enter(Phase.BOOT)
         if spec.kind == "first_weights":
             first_weights.run(spec, control.say)
-        else:
-            _train(spec, control)
-        return ExitCode.DONE
-    except PeerLostError as error:
-        control.halt_after_error(str(error), error.ranks)
-        control.stand_still(spec.limbo_seconds)
-        return ExitCode.PEER_LOST
-    except HaltingError:
-        control.stand_still(spec.limbo_seconds)
-        return ExitCode.PEER_LOST
+            return ExitCode.DONE
+        return _train(spec, control)
     except Exception as error:
         failed = _failure(spec, error)
         traceback.print_exc()
@@ -64,7 +57,7 @@ def _attempt(spec: RunSpec, control: Control) -> ExitCode:
         return failed.code
 
 
-def _train(spec: RunSpec, control: Control) -> None:
+def _train(spec: RunSpec, control: Control) -> ExitCode:
     if spec.resumed_from is None or spec.load_from is None:
         raise ValueError("a training spec names the checkpoint that it goes on from")
     if newer := newer_marker(spec.saving.root, spec.generation):
@@ -92,6 +85,7 @@ def _train(spec: RunSpec, control: Control) -> None:
     if spec.rank == 0:
         write_marker(spec.saving.root, spec.generation, spec.resumed_from)
     control.standing.applied = control.standing.prepared = step
+    control.standing.holds = tuple(mine)
 
     links = Links(
         groups.world,
@@ -100,7 +94,16 @@ def _train(spec: RunSpec, control: Control) -> None:
     )
     pipeline = Pipeline(share, program, batches, stage, links)
     replicas = Replicas(spec, stage, ties, groups)
-    Loop(spec, batches.position, stage, pipeline, replicas, control).run()
+    saves = Saves(spec, batches.position, stage, control.say)
+    loop = Loop(spec, stage, pipeline, replicas, saves, control)
+    try:
+        return loop.run()
+    except PeerLostError as error:
+        control.halt_after_error(str(error), error.ranks)
+    except HaltingError:
+        pass
+    loop.stand_still()
+    return ExitCode.PEER_LOST
 
 
 def _refuse_unsupported(spec: RunSpec) -> None:

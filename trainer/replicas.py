@@ -3,8 +3,9 @@ the vote by which a step commits.
 
 Gradients are sums over samples, summed in an order that does not depend on the depth: over the
 replicas layer by layer, then over the layers that hold a tied weight. The vote is one all-reduce of
-float64 in which each slot but the first two has a single contributor, so that the sum is exact;
-what really adds up is added here, in layer and replica order.
+float64 in which each slot but the first four, which count ranks, has a single contributor, so that
+the sum is exact; what really adds up is added here, in layer and replica order. So whoever is given
+the sum later does exactly what the others did.
 """
 
 import json
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from trainer.contract.progress import Ballot
 from trainer.contract.samples import hash_of, mix32
 from trainer.contract.spec import RunSpec
 from trainer.contract.topology import Seat, stage_of, stages_of
@@ -23,7 +25,7 @@ from trainer.groups import Groups
 from trainer.program import LossSum, ProgramError
 from trainer.stages import Stage
 
-_COUNT, _SAVE, _FIRST_LAYER = range(3)
+_COUNT, _STOP, _SAVE, _BUSY, _FIRST_LAYER = range(5)
 _FIRST_METRIC = 4
 _NAMES_BYTES = 1024
 
@@ -61,6 +63,18 @@ class Totals:
 
 
 @dataclass(frozen=True)
+class Wishes:
+    """What one rank wants of all; it counts when any rank wants it."""
+
+    stop: bool = False
+    """After this step."""
+    save: bool = False
+    """After this step."""
+    is_busy: bool = False
+    """No save now: this rank still writes the one before."""
+
+
+@dataclass(frozen=True)
 class Vote:
     """What everyone knows of a step once it is voted."""
 
@@ -72,7 +86,10 @@ class Vote:
     samples: int
     sample_ids_hash: str
     metrics: dict[str, float]
-    save_is_due: bool
+    wishes: Wishes
+    """Of any rank."""
+    ballot: Ballot
+    """All that the vote says, as it was summed."""
 
     @property
     def is_sound(self) -> bool:
@@ -107,17 +124,42 @@ class Replicas:
         for owner, layers in self._ties.items():
             self._sum_over_holders(owner, layers)
 
-    def vote(self, totals: Totals, *, save_is_due: bool) -> Vote:
+    def vote(self, totals: Totals, wishes: Wishes) -> Vote:
         """Commit the step: everybody gets the same vote or nobody can go on.
 
-        ``save_is_due`` counts when any rank says so. Raises PeerLostError.
+        Raises PeerLostError.
         """
         if self._metrics is None:
             self._metrics = self._agree_on_metrics(totals)
-        ballot = self._ballot(totals, self._metrics, save_is_due)
+        ballot = self._ballot(totals, self._metrics, wishes)
         if group := self._groups.world:
             group.sum(ballot)
-        return self._count(ballot.tolist(), self._metrics)
+        return self.count([n if math.isfinite(n) else None for n in ballot.tolist()])
+
+    def count(self, ballot: Sequence[float | None]) -> Vote:
+        """What the summed ballot of a vote in which this rank took part says."""
+        assert self._metrics is not None
+        shape, layers = self._spec.shape, self._stage.layer_count
+        numbers = [math.nan if number is None else number for number in ballot]
+        if numbers[_COUNT] != shape.world:
+            raise RuntimeError(f"{numbers[_COUNT]} ballots in a world of {shape.world}")
+        squares = sum(numbers[_FIRST_LAYER : _FIRST_LAYER + layers])
+        rows = numbers[_FIRST_LAYER + layers :]
+        width = len(rows) // shape.replicas
+        loss, weight, samples, ids, *pairs = (sum(rows[at::width]) for at in range(width))
+        return Vote(
+            loss=_ratio(loss, weight),
+            weight=weight,
+            norm=_ratio(math.sqrt(squares) if squares >= 0 else math.nan, weight),
+            samples=int(samples),
+            sample_ids_hash=hash_of(int(ids)),
+            metrics={
+                name: _ratio(total, of)
+                for name, total, of in zip(self._metrics, pairs[::2], pairs[1::2], strict=True)
+            },
+            wishes=Wishes(*(numbers[slot] > 0 for slot in (_STOP, _SAVE, _BUSY))),
+            ballot=tuple(ballot),
+        )
 
     def wait_for_all(self) -> None:
         """Wait until every rank has come here. Raises PeerLostError."""
@@ -140,7 +182,7 @@ class Replicas:
         assert total is not None
         weight.gradient.copy_(total)
 
-    def _ballot(self, totals: Totals, metrics: Sequence[str], save_is_due: bool) -> Tensor:
+    def _ballot(self, totals: Totals, metrics: Sequence[str], wishes: Wishes) -> Tensor:
         """Slots for all, then one per layer, then a row per replica."""
         shape, seat, stage = self._spec.shape, self._seat, self._stage
         squares = [0.0] * stage.layer_count
@@ -151,29 +193,9 @@ class Replicas:
         rows = [[0.0] * (_FIRST_METRIC + 2 * len(metrics)) for _ in range(shape.replicas)]
         if seat.stage == shape.depth - 1:
             rows[seat.replica] = totals.in_a_row(metrics)
-        slots = [1.0, float(save_is_due), *squares, *(number for row in rows for number in row)]
+        wanted = (float(wish) for wish in (wishes.stop, wishes.save, wishes.is_busy))
+        slots = [1.0, *wanted, *squares, *(number for row in rows for number in row)]
         return torch.tensor(slots, dtype=torch.float64)
-
-    def _count(self, ballot: list[float], metrics: Sequence[str]) -> Vote:
-        shape, layers = self._spec.shape, self._stage.layer_count
-        if ballot[_COUNT] != shape.world:
-            raise RuntimeError(f"{ballot[_COUNT]} ballots in a world of {shape.world}")
-        squares = sum(ballot[_FIRST_LAYER : _FIRST_LAYER + layers])
-        rows = ballot[_FIRST_LAYER + layers :]
-        width = len(rows) // shape.replicas
-        loss, weight, samples, ids, *pairs = (sum(rows[at::width]) for at in range(width))
-        return Vote(
-            loss=_ratio(loss, weight),
-            weight=weight,
-            norm=_ratio(math.sqrt(squares) if squares >= 0 else math.nan, weight),
-            samples=int(samples),
-            sample_ids_hash=hash_of(int(ids)),
-            metrics={
-                name: _ratio(total, of)
-                for name, total, of in zip(metrics, pairs[::2], pairs[1::2], strict=True)
-            },
-            save_is_due=ballot[_SAVE] > 0,
-        )
 
     def _agree_on_metrics(self, totals: Totals) -> tuple[str, ...]:
         """The metrics' names, which only the last stage knows; once, in the first vote."""
