@@ -150,9 +150,26 @@ def strict_json(body: bytes) -> Any:
     """Like ``json.loads``, without NaN, infinities, numbers past 64 bits, NUL, broken Unicode or
     bottomless nesting: :class:`json.JSONDecodeError` instead.
     """
+    return _json(body, _no_constant, _float, _int)
+
+
+def loose_json(body: bytes) -> Any:
+    """The same, but NaN, infinities and numbers past 64 bits are let through (the very long ones as
+    an infinity), for a reader that refuses them by their place.
+    """
+    return _json(body, float, float, _int_or_infinity)
+
+
+def _json(
+    body: bytes,
+    constant: Callable[[str], float | None],
+    fraction: Callable[[str], float],
+    whole: Callable[[str], float],
+) -> Any:
     try:
-        text = body.decode()
-        value = json.loads(text, parse_constant=_no_constant, parse_float=_float, parse_int=_int)
+        value = json.loads(
+            body.decode(), parse_constant=constant, parse_float=fraction, parse_int=whole
+        )
         json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError:
         raise
@@ -180,3 +197,7 @@ def _int(digits: str) -> int:
     if len(digits) > 20 or not -(2**63) <= int(digits) < 2**63:
         raise ValueError(f"{digits[:20]} does not fit into 64 bits")
     return int(digits)
+
+
+def _int_or_infinity(digits: str) -> float:
+    return int(digits) if len(digits) <= 20 else math.inf

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import sqlalchemy as sa
@@ -9,7 +10,7 @@ from fastapi import APIRouter, Depends, Header, Request, Response
 
 from controller.api import schemas, views
 from controller.api.deps import Here, job_row
-from controller.api.errors import ProblemException, StrictRoute, refuse_spec, strict_json
+from controller.api.errors import ProblemException, StrictRoute, loose_json, refuse_spec
 from controller.bell import FEED, RECONCILER
 from controller.core.jobspec import JobSpec
 from controller.specfile import BadSpecError, SpecError, read_object, read_yaml
@@ -21,22 +22,29 @@ router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], route_class=StrictRoute
 _YAML = ("application/yaml", "application/x-yaml", "text/yaml")
 
 
-async def asked(request: Request) -> tuple[JobSpec, str]:
-    """The spec in the body, checked, and the body's hash."""
+@dataclass(frozen=True)
+class Asked:
+    """A spec that was read and checked; ``below`` is where in the body it stands."""
+
+    spec: JobSpec
+    below: str
+    body_hash: str
+
+
+async def asked(request: Request) -> Asked:
+    """What the body asks for."""
     body = await request.body()
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    spec = await asyncio.to_thread(_read, kind, body)  # slow enough to keep agents waiting
-    return spec, hashlib.sha256(kind.encode() + b"\0" + body).hexdigest()
+    below = "" if kind in _YAML else "/spec"
+    spec = await asyncio.to_thread(_read, body, below)  # slow enough to keep agents waiting
+    return Asked(spec, below, hashlib.sha256(kind.encode() + b"\0" + body).hexdigest())
 
 
-def _read(kind: str, body: bytes) -> JobSpec:
+def _read(body: bytes, below: str) -> JobSpec:
     try:
-        if kind in _YAML:
-            spec, below = read_yaml(_text(body)), ""
-        else:
-            spec, below = read_object(_spec_in(body)), "/spec"
+        spec = read_object(_spec_in(body)) if below else read_yaml(_text(body))
     except BadSpecError as bad:
-        raise refuse_spec(bad, "" if kind in _YAML else "/spec") from None
+        raise refuse_spec(bad, below) from None
     if wrong := check_spec(spec):
         raise refuse_spec(BadSpecError(wrong), below)
     return spec
@@ -51,7 +59,7 @@ def _text(body: bytes) -> str:
 
 def _spec_in(body: bytes) -> Any:
     try:
-        given = strict_json(body)
+        given = loose_json(body)
     except ValueError as error:
         raise ProblemException(422, f"The body is not JSON: {error}") from None
     if not isinstance(given, dict) or set(given) != {"spec"}:
@@ -61,6 +69,9 @@ def _spec_in(body: bytes) -> Any:
 
 def check_spec(spec: JobSpec) -> list[SpecError]:
     """What is wrong with it beyond its form, as far as that is known before a node has looked."""
+    if (folder := spec.checkpoint.dir) and not folder.startswith("/"):
+        message = f"`checkpoint.dir` must be an absolute path that every VM reaches, not {folder!r}"
+        return [SpecError("/checkpoint/dir", None, message)]
     if not spec.program.startswith("builtin:"):
         if spec.bundle is None and not (spec.workdir or "").startswith("/"):
             message = "A program file needs a `bundle` (or an absolute `workdir` on every VM)"
@@ -86,25 +97,25 @@ def check_spec(spec: JobSpec) -> list[SpecError]:
 })  # fmt: skip
 def submit(
     here: Here,
-    spec_and_hash: Annotated[tuple[JobSpec, str], Depends(asked)],
+    given: Annotated[Asked, Depends(asked)],
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> Response:
     """A new job; it waits until the reconciler has looked."""
-    spec, body_hash = spec_and_hash
+    spec = given.spec
     at = here.clock.now()
 
     def work(connection: sa.Connection) -> jobs.Remembered:
         if idempotency_key:
-            known = jobs.remembered(connection, idempotency_key, body_hash)
+            known = jobs.remembered(connection, idempotency_key, given.body_hash)
             if known:
                 return known
-        _need_bundle(connection, spec)
+        _need_bundle(connection, given)
         job = jobs.new_job_id(at)
         jobs.submit(connection, job, spec, at)
         view = views.job_view(connection, job_row(connection, job))
         first = jobs.Remembered(job, view.model_dump_json())
         if idempotency_key:
-            jobs.remember(connection, idempotency_key, body_hash, first, at)
+            jobs.remember(connection, idempotency_key, given.body_hash, first, at)
         return first
 
     try:
@@ -122,7 +133,9 @@ def submit(
     )
 
 
-def _need_bundle(connection: sa.Connection, spec: JobSpec) -> None:
-    known = sa.select(bundles.c.digest).where(bundles.c.digest == spec.bundle)
-    if spec.bundle is not None and connection.execute(known).first() is None:
-        raise ProblemException(422, f"Bundle {spec.bundle} was not uploaded.")
+def _need_bundle(connection: sa.Connection, given: Asked) -> None:
+    digest = given.spec.bundle
+    known = sa.select(bundles.c.digest).where(bundles.c.digest == digest)
+    if digest is not None and connection.execute(known).first() is None:
+        missing = SpecError("/bundle", None, f"Bundle {digest} was not uploaded")
+        raise refuse_spec(BadSpecError([missing]), given.below)

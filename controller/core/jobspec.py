@@ -8,11 +8,29 @@ where it stands in a text is :mod:`controller.specfile`'s business.
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    field_validator,
+    model_validator,
+)
 
 from trainer.contract.spec import FINITE_POSITIVE, Precision, ScheduleName, Training
 
 NAME_PATTERN = r"^[a-z0-9-]{1,40}$"
+
+
+def _no_stand_in(given: Any) -> Any:
+    if isinstance(given, bool | str):
+        raise ValueError("must be a whole number")
+    return given
+
+
+Whole = Annotated[int, BeforeValidator(_no_stand_in)]
+"""An int that ``true`` and ``"8"`` are not taken for."""
 
 
 class Strict(BaseModel):
@@ -24,8 +42,8 @@ class Strict(BaseModel):
 class NodeRange(Strict):
     """How many VMs: ``4``, ``2..8`` or ``2..`` (no upper bound)."""
 
-    min: int = Field(default=1, ge=1)
-    max: int | None = Field(default=None, ge=1)
+    min: Whole = Field(default=1, ge=1)
+    max: Whole | None = Field(default=None, ge=1)
 
     @model_validator(mode="before")
     @classmethod
@@ -42,7 +60,7 @@ class NodeRange(Strict):
 class Every(Strict):
     """``50 steps``, or a duration as ``5m``: exactly one of the two."""
 
-    steps: int | None = Field(default=None, ge=1)
+    steps: Whole | None = Field(default=None, ge=1)
     seconds: FINITE_POSITIVE | None = None
 
     @model_validator(mode="before")
@@ -68,21 +86,21 @@ class Checkpointing(Strict):
 
     dir: str | None = Field(default=None, min_length=1)
     every: Every = Every(seconds=60.0)
-    keep: int = Field(default=3, ge=1)
+    keep: Whole = Field(default=3, ge=1)
 
 
 class Plan(Strict):
     """What the planner may choose. ``depth``: auto, an int, or ``2..8``."""
 
     depth: Literal["auto"] | NodeRange = "auto"
-    micro_batch: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    micro_batch: Literal["auto"] | Annotated[Whole, Field(ge=1)] = "auto"
     schedule: ScheduleName = "varuna"
 
 
 class Recovery(Strict):
     """Budgets. Evictions are never charged."""
 
-    max_restarts: int = Field(default=3, ge=0)
+    max_restarts: Whole = Field(default=3, ge=0)
     below_min: Literal["wait", "fail"] = "wait"
     max_wait: FINITE_POSITIVE = 86400.0
 
@@ -103,16 +121,16 @@ class JobSpec(Strict):
     args: dict[str, JsonValue] = Field(default_factory=dict)
     nodes: NodeRange = NodeRange()
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    devices_per_node: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
-    batch_size: int = Field(ge=1)
-    steps: int = Field(ge=1)
-    seed: int = 0
+    devices_per_node: Literal["auto"] | Annotated[Whole, Field(ge=1)] = "auto"
+    batch_size: Whole = Field(ge=1)
+    steps: Whole = Field(ge=1)
+    seed: Whole = 0
     clip_grad_norm: FINITE_POSITIVE | None = None
     precision: Precision = "float32"
     plan: Plan = Plan()
     checkpoint: Checkpointing = Checkpointing()
     recovery: Recovery = Recovery()
-    priority: int = 0
+    priority: Whole = 0
     drills: bool = False
     labels: dict[str, str] = Field(default_factory=dict)
 

@@ -41,13 +41,13 @@ def is_dead(
     """The sentence that convicts it, or None: a suspect whose peers' errors agree.
 
     A suspect whose own trainer was reported to have exited by itself is not convicted by its peers'
-    errors: they follow from that exit.
+    errors: they follow from that exit. One that left was told to, by an agent that was told to end.
     """
     if node.suspect_since is None and now - node.heard_at <= rules.suspect_after:
         return None
     own = [seat for seat in generation.seats if _sits(seat, node)]
     others = [seat for seat in generation.seats if not _sits(seat, node)]
-    if any(seat.exit is not None and seat.exit.signal is None for seat in own):
+    if any(seat.exit and seat.exit.code not in (None, ExitCode.LEFT) for seat in own):
         return None
     named_by = _who_names({seat.rank for seat in own}, others)
     broken_at = node.suspect_since

@@ -161,13 +161,22 @@ def test_tokens_lie_in_private_files_and_only_hashes_in_the_store(controller: Se
         ({"args": {"layers": "six"}}, "/spec/args/layers"),
         ({"plan": {"depth": 9}}, "/spec/plan/depth"),
         ({"nodes": "2..1"}, "/spec/nodes"),
+        ({"batch_size": True}, "/spec/batch_size"),
+        ({"batch_size": "8"}, "/spec/batch_size"),
+        ({"batch_size": 10**30}, "/spec/batch_size"),
+        ({"clip_grad_norm": float("nan")}, "/spec/clip_grad_norm"),
+        ({"args": {"lr": float("inf")}}, "/spec/args/lr"),
+        ({"checkpoint": {"dir": "relative/folder"}}, "/spec/checkpoint/dir"),
+        ({"checkpoint": {"dir": "s3://bucket/folder"}}, "/spec/checkpoint/dir"),
+        ({"program": "gpt.py", "bundle": "sha256:" + "0" * 64}, "/spec/bundle"),
     ],
 )
 def test_a_bad_spec_is_refused_by_field_and_leaves_nothing(
     user: httpx2.Client, change: dict[str, Any], pointer: str
 ) -> None:
     before = len(user.get("/api/v1/jobs?all=true&limit=1000").json()["items"])
-    answer = user.post("/api/v1/jobs", json={"spec": {**SPEC, **change}})
+    body = json.dumps({"spec": {**SPEC, **change}})
+    answer = user.post("/api/v1/jobs", content=body, headers=JSON)
     assert pointer in [error.pointer for error in problem(answer, 422).errors]
     assert len(user.get("/api/v1/jobs?all=true&limit=1000").json()["items"]) == before
 

@@ -7,6 +7,7 @@ from controller.core.reconcile import reconcile
 from controller.core.states import JobState
 from tests.unit.controller.cluster import Cluster
 from tests.unit.controller.test_reconcile import running, the_job
+from trainer.contract.progress import ExitCode
 
 
 def lost(cluster: Cluster) -> dict[str, str]:
@@ -81,6 +82,16 @@ def test_a_trainer_that_died_is_no_reason_to_lose_its_node() -> None:
     cluster.halt("job_a", 0, 1)
     cluster.break_requests(seat.node)
     assert not lost(cluster)
+
+
+def test_an_agent_that_was_told_to_end_is_lost_at_once() -> None:
+    cluster = running(4)
+    seat = cluster.generation().seats[1]
+    cluster.exit(1, code=ExitCode.LEFT)
+    cluster.halt("job_a", 0, 1)
+    assert not lost(cluster)
+    cluster.break_requests(seat.node)
+    assert list(lost(cluster)) == [seat.node]
 
 
 def test_a_trainer_that_was_killed_a_moment_before_its_agent_is_no_alibi() -> None:
