@@ -66,11 +66,8 @@ class Bundles:
 
 def placed(program: Program, folder: Path) -> Program:
     """``program``, whose paths are relative to its bundle, where ``folder`` is the bundle."""
-    source = program.source
-    if source.startswith("hf:"):
-        source = f"hf:{folder / source.removeprefix('hf:')}"
-    elif not source.startswith("builtin:"):
-        source = str(folder / source)
+    is_builtin = program.source.startswith("builtin:")
+    source = program.source if is_builtin else str(folder / program.source)
     workdir = str(folder / (program.workdir or "."))
     return program.model_copy(update={"source": source, "workdir": workdir})
 

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from agent.notices import source
+from agent.wire import NODE_NAME
 
 
 def default_name() -> str:
@@ -32,9 +33,7 @@ class Settings(BaseSettings):
     """The authority that signed the controller's certificate, when the system does not know it."""
     insecure_http: bool = False
     """Allow ``http://`` to another machine: the token then travels in the clear."""
-    name: str = Field(
-        default_factory=default_name, pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
-    )
+    name: str = Field(default_factory=default_name, pattern=NODE_NAME)
     state_dir: Path | None = None
     """Logs, bundles, the lock. None: ``~/.local/state/varuna/<name>``."""
     zygote_fd: int | None = None

@@ -22,6 +22,7 @@ from controller.store.tables import (
     seats,
     steps,
 )
+from trainer.contract.lineage import counts
 from trainer.contract.topology import Seat
 
 WORKING = [GenerationState.LAUNCHING, GenerationState.RUNNING, GenerationState.DRAINING,
@@ -126,13 +127,12 @@ def checkpoint_views(connection: sa.Connection, job: str) -> list[schemas.Checkp
 def _checkpoint_view(
     row: Any, written: Sequence[Any], chain: dict[int, int | None]
 ) -> schemas.CheckpointView:
-    bound = chain.get(row.generation, -1)
     return schemas.CheckpointView(
         folder=row.folder,
         step=row.step,
         generation=row.generation,
         complete=row.complete_at is not None,
-        in_lineage=bound is None or row.step <= bound,
+        in_lineage=counts(row, chain),
         condemned=row.condemned_at is not None,
         deleted=row.deleted_at is not None,
         size_bytes=sum(part.num_bytes for part in written),
@@ -237,7 +237,6 @@ def series_view(connection: sa.Connection, row: Any, points: int) -> schemas.Ser
 
 
 def _point(row: Any, chain: dict[int, int | None]) -> schemas.SeriesPoint:
-    bound = chain.get(row.generation, 0)
     return schemas.SeriesPoint(
         step=row.step,
         at=moment(row.at),
@@ -247,7 +246,7 @@ def _point(row: Any, chain: dict[int, int | None]) -> schemas.SeriesPoint:
         non_finite=row.loss is None or row.grad_norm is None,
         step_time_seconds=row.seconds,
         examples_per_second=row.samples / row.seconds if row.seconds > 0 else 0.0,
-        superseded=bound is not None and row.step > bound,
+        superseded=not counts(row, chain),
     )
 
 

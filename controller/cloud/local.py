@@ -183,11 +183,6 @@ def _is_agent(command: Sequence[str]) -> bool:
     return any(Path(word).name in ("varuna-agent", "agent.daemon") for word in command)
 
 
-def boot_id() -> str:
-    """What :attr:`agent.wire.Facts.boot_id` is on this machine."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 def die_with_parent(parent: int) -> Callable[[], None]:
     """For ``preexec_fn``: the child is killed when process ``parent`` (its parent) ends."""
 

@@ -12,7 +12,8 @@
 
     node        joining -> ready <-> working -> draining -> ready | lost | evicted
 
-lost and evicted are final: a node that comes back is a new incarnation.
+lost and evicted are final for every decision: a node that comes back is a new incarnation. Only
+registering (store/nodes.py) takes a lost incarnation back, one that was merely cut off.
 """
 
 from collections.abc import Mapping

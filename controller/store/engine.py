@@ -228,10 +228,13 @@ def _older(scripts: ScriptDirectory, revision: str, current: str) -> bool:
 
 
 def _copy(engine: sa.Engine, revision: str) -> None:
-    """``varuna.db`` -> ``varuna.db.before-<revision>``; an older copy of the same name stays."""
+    """``varuna.db`` -> ``varuna.db.at-<revision>``, whole; an older copy of the same name stays."""
     file = Path(str(engine.url.database))
     copy = file.with_name(f"{file.name}.at-{revision}")
     if not copy.exists():
+        part = copy.with_name(f"{copy.name}.part")
+        part.unlink(missing_ok=True)
         with sqlite3.connect(file) as connection:
-            connection.execute("VACUUM INTO ?", (str(copy),))
+            connection.execute("VACUUM INTO ?", (str(part),))
         connection.close()
+        part.rename(copy)

@@ -198,12 +198,12 @@ def phases_of(
     connection: sa.Connection, was: Any, to: Any | None, ended_at: float | None
 ) -> dict[str, float | None]:
     """The seconds of each phase; None where it has not got to yet. ``to`` is the newest launch."""
-    new = _seats(connection, to.job, to.number) if to is not None else []
+    new = seats_of(connection, to.job, to.number) if to is not None else []
     ends = [
         was.loss_at,
         to.launched_at if to is not None else None,
         to.launched_at if to is not None else None,  # save: nothing is saved before a restart
-        _stopped_at(_seats(connection, was.job, was.number), new) or ended_at,
+        _stopped_at(seats_of(connection, was.job, was.number), new) or ended_at,
         _all_reached(new, Phase.RENDEZVOUS) or ended_at,
         _all_reached(new, Phase.LOAD) or ended_at,
         _all_reached(new, Phase.FIRST_STEP) or ended_at,
@@ -252,7 +252,8 @@ def _generation(connection: sa.Connection, job: str, number: int) -> Any:
     ).one()
 
 
-def _seats(connection: sa.Connection, job: str, number: int) -> Sequence[Any]:
+def seats_of(connection: sa.Connection, job: str, number: int) -> Sequence[Any]:
+    """The rows of a generation's seats, by rank."""
     return connection.execute(
         sa.select(seats)
         .where(seats.c.job == job, seats.c.generation == number)

@@ -26,7 +26,7 @@ from controller.core.world import (
 )
 from controller.store import history
 from controller.store.nodes import GONE
-from controller.store.tables import checkpoints, generations, jobs, nodes, seats
+from controller.store.tables import checkpoints, generations, jobs, nodes
 from trainer.contract.costs import LayerCosts
 from trainer.contract.progress import Failed, Halted, Phase
 
@@ -87,7 +87,7 @@ class Snapshots:
             .order_by(generations.c.job, generations.c.number)
         ).all()
         for row in rows:
-            seated = _seats(connection, row.job, row.number)
+            seated = history.seats_of(connection, row.job, row.number)
             self._past.setdefault(row.job, {})[row.number] = _ended(row, seated)
 
 
@@ -148,7 +148,7 @@ def _current(connection: sa.Connection, ids: Sequence[str]) -> dict[str, Generat
 
 
 def _generation(connection: sa.Connection, row: Any) -> Generation:
-    seated = _seats(connection, row.job, row.number)
+    seated = history.seats_of(connection, row.job, row.number)
     return Generation(
         number=row.number,
         kind=row.kind or "",
@@ -169,14 +169,6 @@ def _generation(connection: sa.Connection, row: Any) -> Generation:
             history.step_seconds(connection, row.job, row.number) if row.committed else 0.0
         ),
     )
-
-
-def _seats(connection: sa.Connection, job: str, number: int) -> Sequence[Any]:
-    return connection.execute(
-        sa.select(seats)
-        .where(seats.c.job == job, seats.c.generation == number)
-        .order_by(seats.c.rank)
-    ).all()
 
 
 def _seat(row: Any) -> Seat:

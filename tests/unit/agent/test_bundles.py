@@ -78,11 +78,7 @@ def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("source", "there"),
-    [
-        ("gpt.py", "/b/gpt.py"),
-        ("hf:config.json", "hf:/b/config.json"),
-        ("builtin:gpt", "builtin:gpt"),
-    ],
+    [("gpt.py", "/b/gpt.py"), ("builtin:gpt", "builtin:gpt")],
 )
 def test_a_programs_paths_are_those_of_its_bundle(source: str, there: str) -> None:
     program = placed(Program(source=source, workdir="."), Path("/b"))
