@@ -93,14 +93,22 @@ def _prepare(look: Look, job: Job, planned: Generation) -> Actions:
     if found and found.step >= job.spec.steps:
         return succeed(look, job, found)
     if found is None and resume.has_trained(job):
-        because = "No complete checkpoint is left to go on from."
-        return close(look, job, JobState.FAILED, Reason.CHECKPOINT_DAMAGED, because)
+        return _nothing_to_load(look, job, planned)
     choice = choice_for(job, nodes)
     if found is None or choice is None:
         return _launch_first_weights(look, job, planned, nodes)
     if isinstance(choice, Choice):
         return _launch(look, job, planned, nodes, choice, found)
     return end(look, job, Fault(Reason.NO_PLAN_FITS, False, choice.because))
+
+
+def _nothing_to_load(look: Look, job: Job, planned: Generation) -> Actions:
+    """Its checkpoints are all damaged: that stays. Or this VM does not see them: another may."""
+    if all(checkpoint.condemned for checkpoint in job.checkpoints):
+        because = "No complete checkpoint is left to go on from."
+        return close(look, job, JobState.FAILED, Reason.CHECKPOINT_DAMAGED, because)
+    because = f"{planned.look_node} sees no complete checkpoint; is checkpoint.dir mounted there?"
+    return end(look, job, Fault(Reason.CHECKPOINT_UNREACHABLE, False, because))
 
 
 def _listing_fault(look: Look, planned: Generation, nodes: tuple[Node, ...]) -> Fault | None:

@@ -1,5 +1,7 @@
 """Stories of jobs on nodes that come and go: what is decided, and what is said."""
 
+from dataclasses import replace
+
 import pytest
 
 from controller.core.actions import EndGeneration, Launch, MarkDone, MoveJob, PlanGeneration
@@ -549,6 +551,29 @@ def test_when_every_checkpoint_is_damaged_the_job_fails_and_says_so() -> None:
     cluster.settle()
     assert the_job(cluster).state is JobState.FAILED
     assert the_job(cluster).message == "No complete checkpoint is left to go on from."
+
+
+def test_a_vm_that_has_not_mounted_the_folder_does_not_end_the_job() -> None:
+    cluster = running(4)
+    kept = the_job(cluster).checkpoints
+    cluster.kill("vm-0")
+    cluster.settle()
+    first = cluster.generation().look_node
+    cluster.jobs["job_a"] = replace(
+        the_job(cluster), checkpoints=tuple(replace(c, complete=False) for c in kept)
+    )
+    cluster.list_folder()
+    cluster.pass_time(1)
+    cluster.settle()
+    assert the_job(cluster).reason is Reason.CHECKPOINT_UNREACHABLE
+    assert f"{first} sees no complete checkpoint" in the_job(cluster).message
+    cluster.pass_time(30)
+    cluster.settle()
+    assert cluster.generation().look_node != first
+
+    cluster.jobs["job_a"] = replace(the_job(cluster), checkpoints=kept)
+    recover(cluster)
+    assert resumed(cluster) == "step-000020.g2"
 
 
 def test_an_unreachable_folder_is_tried_again_with_pauses_and_another_node() -> None:
