@@ -1,10 +1,12 @@
 """A trainer's log as text: its tail, and the chunks in which it is shipped.
 
 A log is what a user's program wrote: any bytes, any amount. No call here reads more than a chunk,
-and of what was written faster than it can be shipped the middle is left out, and said so.
+and of what was written faster than it can be shipped the middle is left out, and said so. On disk
+too a log has a bound: the room of its beginning is given back.
 """
 
 import codecs
+import ctypes
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,13 @@ BACKLOG_BYTES = 4 << 20
 """When more than this waits to be shipped …"""
 KEPT_BYTES = 1 << 20
 """… only so much of its end is."""
+ON_DISK_BYTES = 64 << 20
+"""When a log takes more room than this …"""
+LEFT_ON_DISK_BYTES = 16 << 20
+"""… only its end does; more than what may still be shipped."""
+
+_PUNCH_HOLE_KEEP_SIZE = 0x03
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
@@ -61,3 +70,17 @@ def tail(path: Path) -> str:
             return file.read(TAIL_BYTES).decode(errors="replace")
     except OSError:
         return ""
+
+
+def cap(path: Path) -> None:
+    """Give back the room of the beginning of a log that takes too much; it then reads as zeros, and
+    no offset changes, for whoever still writes it. Where a file system cannot, nothing happens.
+    """
+    try:
+        with path.open("r+b") as file:
+            state = os.fstat(file.fileno())
+            if state.st_blocks * 512 > ON_DISK_BYTES:
+                length = ctypes.c_int64(state.st_size - LEFT_ON_DISK_BYTES)
+                _LIBC.fallocate(file.fileno(), _PUNCH_HOLE_KEEP_SIZE, ctypes.c_int64(0), length)
+    except OSError:
+        return

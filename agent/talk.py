@@ -121,6 +121,8 @@ class Talk:
     async def _ship_logs(self, node: Node) -> None:
         while True:
             await asyncio.sleep(_LOG_SECONDS)
+            for written in node.logs:
+                logs.cap(written.path)
             try:
                 for shipped in tuple(node.logs):
                     await self._ship(shipped, node)

@@ -4,7 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from agent.logs import BACKLOG_BYTES, KEPT_BYTES, TAIL_BYTES, Chunk, next_chunk, tail
+from agent.logs import (
+    BACKLOG_BYTES,
+    KEPT_BYTES,
+    LEFT_ON_DISK_BYTES,
+    ON_DISK_BYTES,
+    TAIL_BYTES,
+    Chunk,
+    cap,
+    next_chunk,
+    tail,
+)
 from agent.wire import LogChunk
 
 
@@ -60,3 +70,25 @@ def test_the_tail_is_short_text_whatever_is_there(tmp_path: Path, content: bytes
     log.write_bytes(content)
     assert tail(log) == content[-TAIL_BYTES:].decode(errors="replace")
     assert tail(tmp_path / "missing") == ""
+
+
+def test_a_log_without_end_takes_a_bounded_room_on_disk(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("ab") as program:
+        for _ in range(10):
+            program.write(b"x" * (ON_DISK_BYTES // 4))
+            program.flush()
+            cap(path)
+            assert path.stat().st_blocks * 512 <= ON_DISK_BYTES + (1 << 20)
+        program.write(b"the end\n")
+    assert path.stat().st_size == 10 * (ON_DISK_BYTES // 4) + 8
+    assert tail(path).endswith("xthe end\n")
+    assert "\0" not in "".join(chunk.text for chunk in shipped(path))
+    assert LEFT_ON_DISK_BYTES > BACKLOG_BYTES
+
+
+def test_a_log_of_usual_length_is_kept_whole(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"x" * (ON_DISK_BYTES // 2))
+    cap(path)
+    assert b"\0" not in path.read_bytes()
