@@ -96,12 +96,12 @@ def recoveries(job: JobView) -> str:
 
 
 def recovery(view: RecoveryView) -> str:
-    """``4×2 → 5×1; resumed from step 240 (lost 0 steps, 2.1 s)``."""
+    """``4×2 → 5×1; resumed from step 240 (lost 3 steps, 2.1 s)``, or ``(no steps lost, 0.9 s)``."""
     there = times(view.to_shape) if view.to_shape else "…"
     move = f"{times(view.from_shape)} → {there}"
     if view.resumed_from is None or view.lost_steps is None:
         return f"{move}; not yet resumed"
-    cost = [f"lost {count(view.lost_steps, 'step')}"]
+    cost = [f"lost {count(view.lost_steps, 'step')}" if view.lost_steps else "no steps lost"]
     cost += [seconds(view.gap_s)] if view.gap_s is not None else []
     return f"{move}; resumed from step {view.resumed_from:,} ({', '.join(cost)})"
 

@@ -172,7 +172,7 @@ def recovery_views(connection: sa.Connection, job: str) -> list[schemas.Recovery
 
 
 def _open_recovery(connection: sa.Connection, job: str, number: int) -> schemas.RecoveryView | None:
-    """A generation that trained has ended, nobody has gone on, and the job is not over."""
+    """A generation that trained has halted or ended, nobody has gone on, the job is not over."""
     over = connection.execute(sa.select(jobs.c.finished_at).where(jobs.c.id == job)).scalar()
     was = connection.execute(
         sa.select(generations)
@@ -180,7 +180,8 @@ def _open_recovery(connection: sa.Connection, job: str, number: int) -> schemas.
         .order_by(generations.c.number.desc())
         .limit(1)
     ).one_or_none()
-    if over or was is None or was.state != GenerationState.ENDED:
+    still = (GenerationState.HALTED, GenerationState.ENDED)
+    if over or was is None or was.state not in still:
         return None
     last = last_launch(connection, job)
     to = last if last is not None and last.number > was.number else None

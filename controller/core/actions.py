@@ -6,6 +6,7 @@ Each is recorded fenced and carried out idempotently by the reconciler.
 from dataclasses import dataclass
 
 from controller.core.states import GenerationState, JobState, NodeState, Reason
+from trainer.contract.progress import Ballot
 from trainer.contract.spec import ResumedFrom, RunKind, Shape
 
 
@@ -55,6 +56,53 @@ class Launch:
     because: str
     plan_because: str = ""
     """The planner's sentence: what a step is thought to take, and the runner-up."""
+
+
+@dataclass(frozen=True)
+class StandStill:
+    """Its ranks are ordered to stop, after a common step (``draining``) or at once (``halted``),
+    with their state in memory. What it will end by is durable from here on.
+    """
+
+    job: str
+    number: int
+    state: GenerationState
+    reason: Reason
+    charged: bool
+    because: str
+
+
+@dataclass(frozen=True)
+class Survivor:
+    """A rank that stands still with its state intact."""
+
+    rank: int
+    node: str
+    incarnation: str
+
+
+@dataclass(frozen=True)
+class RollForward:
+    """Hand ``step``'s vote to those who have its gradients and missed the vote: they apply it."""
+
+    job: str
+    number: int
+    step: int
+    ballot: Ballot
+    survivors: tuple[Survivor, ...]
+    because: str
+
+
+@dataclass(frozen=True)
+class Salvage:
+    """Survivor i writes ``layers[i]`` of ``step`` from its memory, beside what it wrote before."""
+
+    job: str
+    number: int
+    step: int
+    survivors: tuple[Survivor, ...]
+    layers: tuple[tuple[int, ...], ...]
+    because: str
 
 
 @dataclass(frozen=True)
@@ -135,6 +183,9 @@ Action = (
     MarkNode
     | PlanGeneration
     | Launch
+    | StandStill
+    | RollForward
+    | Salvage
     | EndGeneration
     | MoveGeneration
     | MoveJob

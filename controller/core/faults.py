@@ -31,6 +31,8 @@ class Fault:
     charged: bool
     because: str
     damaged: str | None = None
+    spares_others: bool = False
+    """What the other ranks hold in memory is good."""
 
 
 def fault_of(
@@ -61,7 +63,8 @@ def _program_failed(
             if seat.node in suspects or now < end.at + rules.coalesce:
                 continue
             because = f"{_who(seat)} was killed by signal {end.signal}"
-            return Fault(Reason.PROGRAM_ERROR, True, because + _out_of_memory(end.signal))
+            because += _out_of_memory(end.signal)
+            return Fault(Reason.PROGRAM_ERROR, True, because, spares_others=True)
         early = generation.kind == "train" and seat.applied < steps
         if end.code not in set(ExitCode) or (end.code == ExitCode.DONE and early):
             because = f"{_who(seat)} exited with code {end.code}: {_last_words(seat)}"
@@ -104,9 +107,9 @@ def _link_broke(
             continue
         if suspects:
             because = f"{_who(seat)} {what} while {listed(sorted(suspects))} did not answer"
-            return Fault(Reason.NODE_LOST, False, because)
+            return Fault(Reason.NODE_LOST, False, because, spares_others=True)
         because = f"{_who(seat)} {what}, though every VM answers"
-        return Fault(Reason.BAD_PATH_BETWEEN_NODES, False, because)
+        return Fault(Reason.BAD_PATH_BETWEEN_NODES, False, because, spares_others=True)
     return None
 
 
@@ -144,7 +147,8 @@ def _hangs(
     begun = max((seat.phase_at for seat in generation.seats), default=0.0)
     if now - max(generation.committed_at, generation.launched_at, begun) <= bound:
         return None
-    return Fault(Reason.HANG, False, f"No step for {seconds(bound)} though every VM answers")
+    because = f"No step for {seconds(bound)} though every VM answers"
+    return Fault(Reason.HANG, False, because, spares_others=True)
 
 
 def _code(seat: Seat) -> int | None:

@@ -69,6 +69,12 @@ class Look:
                 silent.append(node)
         return dead, tuple(silent)
 
+    def lose_missing(self, generation: Generation) -> list[MarkNode]:
+        """Its nodes that are lost for sure or silent are gone from here on."""
+        dead, silent = self.missing(generation)
+        lost = dead | {node.name: self.silence_of(node) for node in silent}
+        return [self.lose(n, lost[n.name]) for n in self.seated(generation) if n.name in lost]
+
     def seated(self, generation: Generation) -> list[Node]:
         """Its nodes that are alive."""
         found = (self.pool.find(*node) for node in generation.nodes)

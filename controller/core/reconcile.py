@@ -8,7 +8,8 @@ several jobs after a few looks: what one gives back changes what another may hav
     none -----> planned ------> launching ------> running ------> none: succeeded
      ^          a number,       seats are         a step is
      |          a listing       given out         committed
-     +------------+----------------+------------------+
+     |            |                |                  |---> halted: survivors save what they hold
+     +------------+----------------+------------------+-------+
        a loss, a fault, a deadline: ended, and what follows is said in the same decision
 
 Nothing is remembered here: a new controller loads the world and goes on.
@@ -18,7 +19,6 @@ from collections.abc import Iterable
 
 from controller.core import resume
 from controller.core.actions import (
-    Action,
     Decision,
     DeleteCheckpoints,
     Launch,
@@ -29,6 +29,7 @@ from controller.core.assign import by_turn, choice_for, micro_batch_of, seats
 from controller.core.ending import Actions, close, end, follow, hold, say, succeed
 from controller.core.faults import Fault, fault_of
 from controller.core.look import Look
+from controller.core.standstill import rescue, stop_by
 from controller.core.states import GenerationState, JobState, Reason
 from controller.core.story import because_of, launch_sentence, loss_of
 from controller.core.words import count, seconds, times
@@ -204,14 +205,19 @@ def _watch(look: Look, job: Job, generation: Generation) -> Actions | None:
             return end(look, job, Fault(Reason.DONE, False, "The model is built and measured"))
     elif found := resume.final(job):
         return succeed(look, job, found)
+    if generation.state is GenerationState.HALTED:
+        return rescue(look, job, generation)
     dead, silent = look.missing(generation)
     if silent and not dead and not _goes_without(look, job, generation):
         return hold(look, job, silent)
     if dead or silent:
-        return _lose(look, job, generation, dead, silent)
+        marks = look.lose_missing(generation)
+        because = loss_of(generation.nodes, look.pool)
+        loss = Fault(Reason.NODE_LOST, False, because, spares_others=True)
+        return *marks, *stop_by(look, job, loss)
     suspects = look.suspects(generation)
     if fault := fault_of(generation, job.spec.steps, suspects, look.now, look.rules):
-        return end(look, job, fault)
+        return stop_by(look, job, fault)
     if generation.kind == "first_weights":
         look.pool.take(job, (*look.seated(generation), *look.pool.offer(job)))
     return None
@@ -221,22 +227,6 @@ def _goes_without(look: Look, job: Job, generation: Generation) -> bool:
     """Whether silent nodes may be given up: others can follow, or nothing is held yet."""
     launching = generation.state is GenerationState.LAUNCHING
     return launching or len(look.pool.offer(job)) >= job.spec.nodes.min
-
-
-def _lose(
-    look: Look,
-    job: Job,
-    generation: Generation,
-    dead: dict[str, str],
-    silent: tuple[Node, ...],
-) -> Actions:
-    """The nodes are lost, and the generation with them."""
-    lost = dead | {node.name: look.silence_of(node) for node in silent}
-    marks: list[Action] = [
-        look.lose(node, lost[node.name]) for node in look.seated(generation) if node.name in lost
-    ]
-    because = loss_of(generation.nodes, look.pool)
-    return *marks, *end(look, job, Fault(Reason.NODE_LOST, False, because))
 
 
 def _go_on(look: Look, job: Job) -> Actions:

@@ -1,10 +1,13 @@
 """The sentences of a job's life: cause, action, cost; past tense, numbers with units. PURE."""
 
+from controller.core import resume
 from controller.core.actions import Action, DeleteCheckpoints, MarkDone, MoveJob
 from controller.core.assign import Pool
+from controller.core.salvage import KIND
 from controller.core.states import Reason
 from controller.core.words import count, listed, times
 from controller.core.world import Checkpoint, EndedGeneration, Job, Node
+from trainer.contract.checkpoints import FolderName
 from trainer.contract.spec import Shape
 
 
@@ -27,7 +30,8 @@ def because_of(actions: tuple[Action, ...]) -> str:
 def launch_sentence(
     job: Job, shape: Shape, found: Checkpoint, nodes: tuple[Node, ...], seated: int, pool: Pool
 ) -> str:
-    """``3 of 8 VMs lost; re-planned 4×2 → 5×1; resuming from step 1,240 (3 steps to redo).``
+    """``3 of 8 VMs lost; re-planned 4×2 → 5×1; resuming from step 1,240 (3 steps to redo).`` or
+    ``3 of 8 VMs lost; survivors saved step 1,243; re-planned 4×2 → 5×1; no steps lost.``
 
     ``nodes``: what the job may use; ``seated``: how many of them the shape does use.
     """
@@ -40,25 +44,39 @@ def launch_sentence(
     was, now = times(before.shape), times(shape)
     plan = f"re-planned {was} → {now}" if was != now else f"keeping {now}"
     steps_lost = max(g.committed for g in job.past) - found.step
-    cost = f" ({count(steps_lost, 'step')} to redo)" if steps_lost > 0 else ""
-    return f"{_cause(job, pool)}; {plan}{spares}; resuming from step {found.step:,}{cost}."
-
-
-def loss(job: Job, pool: Pool) -> str:
-    """``3 of 8 VMs lost``: of those that ran last."""
-    return loss_of((_last_that_ran(job) or job.past[-1]).nodes, pool)
-
-
-def loss_of(nodes: tuple[tuple[str, str], ...], pool: Pool) -> str:
-    """``3 of 8 VMs lost``: of ``nodes``, who does not answer now."""
-    lost = sum(not pool.answers(*node) for node in nodes)
-    return f"{lost} of {count(len(nodes), 'VM')} lost" if lost else "VMs lost"
+    resuming = f"resuming from step {found.step:,}"
+    if steps_lost > 0:
+        resuming += f" ({count(steps_lost, 'step')} to redo)"
+    elif is_salvage(found.folder):
+        resuming = "no steps lost"
+    return f"{_cause(job, pool)}; {plan}{spares}; {resuming}."
 
 
 def _cause(job: Job, pool: Pool) -> str:
     """Why the last launch is over; what came between (a listing that failed) is told already."""
     last = next(g for g in reversed(job.past) if g.launched)
     return loss(job, pool) if last.reason is Reason.NODE_LOST else last.because.rstrip(".")
+
+
+def is_salvage(folder: str) -> bool:
+    """Whether survivors of a loss wrote it."""
+    name = FolderName.parse(folder)
+    return name is not None and name.kind == KIND
+
+
+def loss(job: Job, pool: Pool) -> str:
+    """``3 of 8 VMs lost; survivors saved step 1,243``: of those that ran last."""
+    ran, found = _last_that_ran(job) or job.past[-1], resume.newest(job)
+    said = loss_of(ran.nodes, pool)
+    if found and found.generation == ran.number and is_salvage(found.folder):
+        said += f"; survivors saved step {found.step:,}"
+    return said
+
+
+def loss_of(nodes: tuple[tuple[str, str], ...], pool: Pool) -> str:
+    """``3 of 8 VMs lost``: of ``nodes``, who does not answer now."""
+    lost = sum(not pool.answers(*node) for node in nodes)
+    return f"{lost} of {count(len(nodes), 'VM')} lost" if lost else "VMs lost"
 
 
 def _last_that_ran(job: Job) -> EndedGeneration | None:

@@ -66,6 +66,24 @@ class Seat:
     halted_at: float = 0.0
     failed: Failed | None = None
     exit: Exit | None = None
+    forwarded_at: float = 0.0
+    """When it was ordered to apply the step that others have voted; 0: it was not."""
+    saving: tuple[int, ...] = ()
+    """The layers it was ordered to save for a salvage."""
+    saving_at: float = 0.0
+    refused: bool = False
+    """It could not carry out such an order."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why a generation stands still, or is about to: it will end by this."""
+
+    reason: Reason
+    charged: bool
+    because: str
+    at: float
+    """When standing still was ordered."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +123,8 @@ class Generation:
     """The sentence it was planned or launched with."""
     step_seconds: float = 0.0
     """How long its steps take lately (a median); 0: unknown."""
+    ending: Ending | None = None
+    """Set while it is draining or halted."""
 
     @property
     def nodes(self) -> tuple[tuple[str, str], ...]:
@@ -134,6 +154,8 @@ class Checkpoint:
     """What its writer resumed from, as its parts say: the link when the store does not know the
     writer.
     """
+    layers: frozenset[int] = frozenset()
+    """What its durable parts hold; known while its writer is the job's current generation."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +202,8 @@ class Job:
     checkpoints: tuple[Checkpoint, ...]
     waiting_since: float
     """When it entered ``waiting``; 0 in other states."""
+    save_rate: float = 0.0
+    """Bytes a second that one rank has lately written to checkpoints (a median); 0: unknown."""
 
     @property
     def last_number(self) -> int:
@@ -210,6 +234,14 @@ class Rules:
     """Per launch, until every rank has reached its first step."""
     halt_patience: float = 2.0
     """How long ranks may stand halted before a culprit is known; then all are launched again."""
+    halt_bound: float = 1.5
+    """Who has not reported so long after a halt, or after the vote was handed on, is lost for a
+    salvage.
+    """
+    save_deadline: float = 10.0
+    """For one rank's share of a salvage; longer when three times the prediction is."""
+    save_rate: float = 100e6
+    """Bytes a second, while nothing was measured."""
     hang_after: float = 300.0
     """No step, though every agent answers."""
     backoff: float = 1.0

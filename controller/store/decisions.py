@@ -26,6 +26,9 @@ from controller.store.tables import checkpoints, generations, jobs, nodes, order
 NodeKey = tuple[str, str]
 """(name, incarnation)."""
 
+WITH_THE_GENERATION = ("start", "look", "halt", "drain", "save_now", "forward", "save_layers")
+"""Orders that are withdrawn when their generation ends."""
+
 
 @dataclass(frozen=True)
 class Fence:
@@ -83,6 +86,12 @@ class Recorder:
                     self._launch(action)
                 case actions.MoveGeneration():
                     self._move_generation(action)
+                case actions.StandStill():
+                    self._stand_still(action, loss_at)
+                case actions.RollForward():
+                    self._roll_forward(action)
+                case actions.Salvage():
+                    self._salvage(action)
                 case actions.EndGeneration():
                     self._end(action, loss_at)
                 case actions.MoveJob():
@@ -205,6 +214,48 @@ class Recorder:
         if action.state is GenerationState.RUNNING:
             self._event(EventType.GENERATION_RUNNING, action.because, action.job, action.number)
 
+    def _stand_still(self, action: actions.StandStill, loss_at: float | None) -> None:
+        guarded(
+            self.connection,
+            self._generation(action.job, action.number, action.state).values(
+                state=action.state.value,
+                still_at=self.at,
+                end_reason=action.reason.value,
+                end_because=action.because,
+                charged=action.charged,
+                loss_at=loss_at or self.at,
+            ),
+            f"generation {action.number} of {action.job}",
+        )
+        halted = action.state is GenerationState.HALTED
+        kind = wire.HaltOrder if halted else wire.DrainOrder
+        for node, incarnation in self._seated(action.job, action.number, alive=True):
+            self._order(node, incarnation, kind(job=action.job, generation=action.number))
+        type_ = EventType.GENERATION_HALTED if halted else EventType.GENERATION_DRAINING
+        self._event(type_, action.because, action.job, action.number, reason=action.reason.value)
+
+    def _roll_forward(self, action: actions.RollForward) -> None:
+        for survivor in action.survivors:
+            forward = wire.ForwardOrder(
+                job=action.job,
+                generation=action.number,
+                rank=survivor.rank,
+                step=action.step,
+                ballot=action.ballot,
+            )
+            self._order(survivor.node, survivor.incarnation, forward)
+        self._event(EventType.ROLLED_FORWARD, action.because, action.job, action.number,
+                    step=action.step, ranks=[s.rank for s in action.survivors])  # fmt: skip
+
+    def _salvage(self, action: actions.Salvage) -> None:
+        for survivor, layers in zip(action.survivors, action.layers, strict=True):
+            save = wire.SaveLayers(
+                job=action.job, generation=action.number, rank=survivor.rank, layers=layers
+            )
+            self._order(survivor.node, survivor.incarnation, save)
+        self._event(EventType.SALVAGE_ORDERED, action.because, action.job, action.number,
+                    step=action.step, ranks=[s.rank for s in action.survivors])  # fmt: skip
+
     def _end(self, action: actions.EndGeneration, loss_at: float | None) -> None:
         guarded(
             self.connection,
@@ -214,14 +265,14 @@ class Recorder:
                 end_reason=action.reason.value,
                 end_because=action.because,
                 charged=action.charged,
-                loss_at=loss_at or self.at,
+                loss_at=sa.func.coalesce(generations.c.loss_at, loss_at or self.at),
             ),
             f"generation {action.number} of {action.job}",
         )
         self.connection.execute(
             orders.update()
             .where(orders.c.job == action.job, orders.c.generation <= action.number)
-            .where(orders.c.kind.in_(("start", "look", "halt")), orders.c.closed_at.is_(None))
+            .where(orders.c.kind.in_(WITH_THE_GENERATION), orders.c.closed_at.is_(None))
             .values(closed_at=self.at)
         )
         stop = wire.Stop(job=action.job, up_to_generation=action.number)
@@ -335,7 +386,7 @@ class Recorder:
         """The job's checkpoint folder as ``place`` reaches it; None: it does not."""
         given = job.spec["checkpoint"]["dir"]
         if given is not None:
-            return str(Path(given) / job.id)
+            return job_root(given, job.id)
         if place.facts.boot_id == self.here.boot_id:
             return str(self.here.checkpoints / job.id)
         return None
@@ -347,10 +398,15 @@ class Recorder:
             generations.c.state.in_(_before(wanted)),
         )
 
-    def _seated(self, job: str, number: int) -> Sequence[NodeKey]:
+    def _seated(self, job: str, number: int, *, alive: bool = False) -> Sequence[NodeKey]:
         rows = self.connection.execute(
             sa.select(seats.c.node, seats.c.incarnation)
+            .join(
+                nodes,
+                (nodes.c.name == seats.c.node) & (nodes.c.incarnation == seats.c.incarnation),
+            )
             .where(seats.c.job == job, seats.c.generation == number)
+            .where(nodes.c.gone_at.is_(None) if alive else sa.true())
             .distinct()
         )
         return [(row.node, row.incarnation) for row in rows]

@@ -6,7 +6,7 @@ from agent import wire
 from controller.core.events import EventType
 from controller.core.states import GenerationState
 from controller.store import events
-from controller.store.rows import changed, insert_new
+from controller.store.rows import changed, insert_new, put
 from controller.store.tables import checkpoints, generations, orders, parts
 from trainer.contract import progress
 from trainer.contract.checkpoints import FolderName
@@ -24,11 +24,14 @@ def take_part(
     begun: ResumedFrom | None,
     at: float,
 ) -> None:
-    """One durable part: reported by its writer, or found in the folder."""
-    insert_new(
-        connection, parts, job=job, folder=part.folder, rank=rank, layers=list(part.layers),
-        layer_count=part.layer_count, num_bytes=part.num_bytes, at=at,
-    )  # fmt: skip
+    """One durable part: reported by its writer (a survivor's may grow), or found in the folder."""
+    values = {"layers": list(part.layers), "layer_count": part.layer_count,
+              "num_bytes": part.num_bytes}  # fmt: skip
+    if isinstance(part, progress.PartWritten):
+        put(connection, parts, job=job, folder=part.folder, rank=rank, at=at,
+            seconds=part.seconds, **values)  # fmt: skip
+    else:
+        insert_new(connection, parts, job=job, folder=part.folder, rank=rank, at=at, **values)
     insert_new(
         connection, checkpoints, job=job, folder=part.folder, step=part.step,
         generation=generation, resumed_from=begun.model_dump(mode="json") if begun else None,

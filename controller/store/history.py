@@ -3,16 +3,18 @@
 A *recovery* runs from the last step before the first loss to the first step after, over all
 superseded launches. Its phases are cut by receive times of the controller's own clock:
 
-    last step .. first fact of the loss   detect       .. all ranks rendezvous     launch
-    .. the launch is recorded             decide       .. all ranks load           rendezvous
-    (save: none in a restart from disk)                .. all ranks compute        load
-    .. the old trainers are gone          stop         .. the first step commits   first_step
+    last step .. first fact of the loss   detect       .. the old trainers are gone   stop
+    .. survivors are to stand still       decide       .. all ranks rendezvous        launch
+    .. it ends: what they hold is saved   save         .. all ranks load              rendezvous
+    .. the next launch is recorded        decide       .. all ranks compute           load
+                                                       .. the first step commits      first_step
+
+A restart from disk at once has no save, and one span of deciding.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -184,10 +186,8 @@ def close_recovery(connection: sa.Connection, job: str, number: int, at: float) 
         cause = (was.end_because or f"Generation {was.number} ended").rstrip(".")
         before, after = map(times, shapes)
         plan = f"re-planned {before} → {after}" if before != after else f"kept {before}"
-        message = (
-            f"{cause}; {plan};"
-            f" resumed from step {resumed:,} (lost {count(lost, 'step')}, {gap:.1f} s)."
-        )
+        price = f"lost {count(lost, 'step')}" if lost else "no steps lost"
+        message = f"{cause}; {plan}; resumed from step {resumed:,} ({price}, {gap:.1f} s)."
         events.record(
             connection, at, EventType.RECOVERED, message, job=job, generation=number,
             at_step=was.committed, resumed_from=resumed, lost_steps=lost, gap_s=gap, phases=phases,
@@ -199,28 +199,33 @@ def phases_of(
 ) -> dict[str, float | None]:
     """The seconds of each phase; None where it has not got to yet. ``to`` is the newest launch."""
     new = seats_of(connection, to.job, to.number) if to is not None else []
-    ends = [
-        was.loss_at,
-        to.launched_at if to is not None else None,
-        to.launched_at if to is not None else None,  # save: nothing is saved before a restart
-        _stopped_at(seats_of(connection, was.job, was.number), new) or ended_at,
-        _all_reached(new, Phase.RENDEZVOUS) or ended_at,
-        _all_reached(new, Phase.LOAD) or ended_at,
-        _all_reached(new, Phase.FIRST_STEP) or ended_at,
-        ended_at,
+    launched_at = to.launched_at if to is not None else None
+    stood = was.still_at is not None
+    spans = [
+        ("detect", was.loss_at),
+        ("decide", was.still_at if stood else launched_at),
+        ("save", was.ended_at if stood else launched_at),
+        ("decide", launched_at),
+        ("stop", _stopped_at(seats_of(connection, was.job, was.number), new) or ended_at),
+        ("launch", _all_reached(new, Phase.RENDEZVOUS) or ended_at),
+        ("rendezvous", _all_reached(new, Phase.LOAD) or ended_at),
+        ("load", _all_reached(new, Phase.FIRST_STEP) or ended_at),
+        ("first_step", ended_at),
     ]
-    return dict(zip(PHASES, _differences(was.committed_at, ends), strict=True))
+    return sum_of(was.committed_at, spans)
 
 
-def _differences(start: float, ends: Sequence[float | None]) -> list[float | None]:
-    """Of times that should rise; one that lies before an earlier one (phases overlap) counts 0."""
-    reached = [start]
-    for end in ends:
+def sum_of(start: float, spans: Sequence[tuple[str, float | None]]) -> dict[str, float | None]:
+    """The seconds of each phase, of spans in the order of time, each with its end. One that ends
+    before an earlier one (they overlap) counts 0.
+    """
+    seconds: dict[str, float | None] = dict.fromkeys(PHASES)
+    for phase, end in spans:
         if end is None:
             break
-        reached.append(max(reached[-1], end))
-    seconds: list[float | None] = [after - before for before, after in pairwise(reached)]
-    return seconds + [None] * (len(ends) - len(seconds))
+        seconds[phase] = (seconds[phase] or 0.0) + max(0.0, end - start)
+        start = max(start, end)
+    return seconds
 
 
 def _stopped_at(old: Sequence[Any], new: Sequence[Any]) -> float | None:

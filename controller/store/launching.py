@@ -48,6 +48,11 @@ def run_specs(launch: Launch, spec: JobSpec, root: str, places: Sequence[Place])
     ]
 
 
+def job_root(folder: str, job: str) -> str:
+    """The job's own place in ``checkpoint.dir``, a path or a URL."""
+    return f"{folder.rstrip('/')}/{job}"
+
+
 def program_of(spec: JobSpec) -> Program:
     """Where the agent finds the program."""
     if spec.program.startswith("builtin:"):

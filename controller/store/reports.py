@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from agent import wire
 from controller.core.events import EventType
+from controller.core.salvage import KIND
 from controller.core.states import GenerationState
 from controller.store import events, history
 from controller.store.folders import take_listing, take_part
@@ -22,6 +23,7 @@ from controller.store.rows import changed, insert_new
 from controller.store.tables import generations, jobs, nodes, orders, seats
 from controller.store.tables import steps as steps_table
 from trainer.contract import progress
+from trainer.contract.checkpoints import FolderName
 
 ENDED = GenerationState.ENDED.value
 
@@ -131,6 +133,9 @@ def _said(
         case progress.SaveFailed() as failed:
             message = f"Checkpoint at step {failed.step:,} failed on {node}: {failed.message}"
             _event(connection, at, EventType.SAVE_FAILED, message, seat)
+            if _is_salvage(failed.folder) and not over:
+                _update_seat(connection, seat, save_failed=events.printable(failed.message))
+                taken.decisive = True
         case _ if over:
             taken.dropped += 1
         case progress.PhaseBegun() as begun_phase:
@@ -142,11 +147,16 @@ def _said(
             taken.decisive = True
         case progress.Halted() as halted:
             _update_seat(
-                connection, seat, halted=halted.model_dump(mode="json"), halted_at=at,
+                connection, seat, halted=halted.model_dump(mode="json"),
+                halted_at=seat.halted_at or at,
                 phases={progress.Phase.HALTED.value: at} | seat.phases,
             )  # fmt: skip
-            message = f"Rank {seat.rank} on {node} stands still: {halted.cause}"
-            _event(connection, at, EventType.TRAINER_HALTED, message, seat)
+            if seat.halted_at is None:
+                message = f"Rank {seat.rank} on {node} stands still: {halted.cause}"
+                _event(connection, at, EventType.TRAINER_HALTED, message, seat)
+            taken.decisive = True
+        case progress.Stopped() as stopped:
+            _update_seat(connection, seat, stopped=stopped.step)
             taken.decisive = True
         case progress.Failed() as failed_line:
             _update_seat(connection, seat, failed=_clean(failed_line.model_dump(mode="json")))
@@ -307,6 +317,11 @@ def _event(
         connection, at, type_, message,
         job=seat.job, node=seat.node, generation=seat.generation, rank=seat.rank, **data,
     )  # fmt: skip
+
+
+def _is_salvage(folder: str) -> bool:
+    name = FolderName.parse(folder)
+    return name is not None and name.kind == KIND
 
 
 def _clean(said: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,8 @@ What is over does not change any more: ended generations are read once and kept.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,6 +17,7 @@ from controller.core.states import GenerationState, JobState, NodeState, Reason
 from controller.core.world import (
     Checkpoint,
     EndedGeneration,
+    Ending,
     Exit,
     Found,
     Generation,
@@ -26,12 +28,13 @@ from controller.core.world import (
 )
 from controller.store import history
 from controller.store.nodes import GONE
-from controller.store.tables import checkpoints, generations, jobs, nodes
+from controller.store.tables import checkpoints, generations, jobs, nodes, orders, parts
 from trainer.contract.costs import LayerCosts
 from trainer.contract.progress import Failed, Halted, Phase
 
 OVER = [state.value for state in JobState if state.is_over]
 ENDED = GenerationState.ENDED.value
+_RECENT_PARTS = 8
 
 
 @dataclass(frozen=True)
@@ -62,12 +65,19 @@ class Snapshots:
         self._past = {job: past for job, past in self._past.items() if job in ids}
         self._learn_past(connection, ids)
         current = _current(connection, ids)
-        saved = _checkpoints(connection, ids)
+        saved = _checkpoints(connection, ids, {job: g.number for job, g in current.items()})
+        rates = _save_rates(connection, current)
         last_loss = connection.execute(sa.select(sa.func.max(nodes.c.gone_at))).scalar()
         return World(
             nodes=_nodes(connection, signs),
             jobs=tuple(
-                _job(row, current.get(row.id), self._past.get(row.id, {}), saved[row.id])
+                _job(
+                    row,
+                    current.get(row.id),
+                    self._past.get(row.id, {}),
+                    saved[row.id],
+                    rates.get(row.id, 0.0),
+                )
                 for row in rows
             ),
             grace_until=grace_until,
@@ -120,6 +130,7 @@ def _job(
     current: Generation | None,
     past: Mapping[int, EndedGeneration],
     saved: Sequence[Checkpoint],
+    save_rate: float,
 ) -> Job:
     return Job(
         id=row.id,
@@ -135,6 +146,7 @@ def _job(
         past=tuple(past[number] for number in sorted(past)),
         checkpoints=tuple(saved),
         waiting_since=row.waiting_since or 0.0,
+        save_rate=save_rate,
     )
 
 
@@ -149,13 +161,14 @@ def _current(connection: sa.Connection, ids: Sequence[str]) -> dict[str, Generat
 
 def _generation(connection: sa.Connection, row: Any) -> Generation:
     seated = history.seats_of(connection, row.job, row.number)
+    told = _told(connection, row) if row.still_at else {}
     return Generation(
         number=row.number,
         kind=row.kind or "",
         state=GenerationState(row.state),
         shape=history.shape_of(row.shape),
         cuts=tuple(row.cuts),
-        seats=tuple(_seat(seat) for seat in seated),
+        seats=tuple(replace(_seat(seat), **told.get(seat.rank, {})) for seat in seated),
         resumed_from=history.resumed_from(row.resumed_from),
         look_node=row.look_node,
         look_incarnation=row.look_incarnation,
@@ -168,7 +181,33 @@ def _generation(connection: sa.Connection, row: Any) -> Generation:
         step_seconds=(
             history.step_seconds(connection, row.job, row.number) if row.committed else 0.0
         ),
+        ending=_ending(row) if row.still_at else None,
     )
+
+
+def _ending(row: Any) -> Ending:
+    return Ending(Reason(row.end_reason), row.charged, row.end_because, row.still_at)
+
+
+def _told(connection: sa.Connection, row: Any) -> dict[int, dict[str, Any]]:
+    """Rank -> what it was ordered to do about its state in memory, as fields of its seat."""
+    rows = connection.execute(
+        sa.select(orders)
+        .where(orders.c.job == row.job, orders.c.generation == row.number)
+        .where(orders.c.kind.in_(("forward", "save_layers")))
+        .order_by(orders.c.number)
+    )
+    told: dict[int, dict[str, Any]] = defaultdict(dict)
+    for order in rows:
+        seat = told[order.body["rank"]]
+        if order.error:
+            seat["refused"] = True
+        if order.kind == "forward":
+            seat["forwarded_at"] = order.created_at
+        else:
+            seat["saving"] = (*seat.get("saving", ()), *order.body["layers"])
+            seat["saving_at"] = order.created_at
+    return told
 
 
 def _seat(row: Any) -> Seat:
@@ -183,6 +222,7 @@ def _seat(row: Any) -> Seat:
         halted=Halted.model_validate(row.halted) if row.halted else None,
         halted_at=row.halted_at or 0.0,
         failed=Failed.model_validate(row.failed) if row.failed else None,
+        refused=row.save_failed is not None,
         exit=Exit(**row.exit, at=row.exit_at) if row.exit else None,
     )
 
@@ -203,7 +243,26 @@ def _ended(row: Any, seated: Sequence[Any]) -> EndedGeneration:
     )
 
 
-def _checkpoints(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[Checkpoint]]:
+def _save_rates(connection: sa.Connection, current: Mapping[str, Generation]) -> dict[str, float]:
+    """Job -> bytes a second: the median of its newest parts."""
+    rates = {}
+    for job, generation in current.items():
+        if not generation.is_launched:
+            continue
+        recent = connection.execute(
+            sa.select(parts.c.num_bytes, parts.c.seconds)
+            .where(parts.c.job == job, parts.c.seconds > 0, parts.c.num_bytes > 0)
+            .order_by(parts.c.at.desc())
+            .limit(_RECENT_PARTS)
+        ).all()
+        if recent:
+            rates[job] = float(median(row.num_bytes / row.seconds for row in recent))
+    return rates
+
+
+def _checkpoints(
+    connection: sa.Connection, ids: Sequence[str], writers: Mapping[str, int]
+) -> dict[str, list[Checkpoint]]:
     rows = connection.execute(
         sa.select(checkpoints)
         .where(checkpoints.c.job.in_(ids))
@@ -219,6 +278,18 @@ def _checkpoints(connection: sa.Connection, ids: Sequence[str]) -> dict[str, lis
                 complete=row.complete_at is not None,
                 condemned=row.condemned_at is not None or row.deleted_at is not None,
                 resumed_from=history.resumed_from(row.resumed_from),
+                layers=(
+                    _layers(connection, row)
+                    if row.generation == writers.get(row.job)
+                    else frozenset()
+                ),
             )
         )
     return saved
+
+
+def _layers(connection: sa.Connection, row: Any) -> frozenset[int]:
+    written = connection.execute(
+        sa.select(parts.c.layers).where(parts.c.job == row.job, parts.c.folder == row.folder)
+    ).scalars()
+    return frozenset(layer for layers in written for layer in layers)

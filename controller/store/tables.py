@@ -45,6 +45,7 @@ jobs = sa.Table(
     sa.Column("reason", Word),
     sa.Column("message", sa.Text, nullable=False),
     sa.Column("cancel_wanted", sa.Boolean, nullable=False),
+    sa.Column("pause_wanted", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("generation", Number, nullable=False),  # the highest number ever given out
     sa.Column("costs", sa.JSON(none_as_null=True)),
     sa.Column("samples", sa.BigInteger),
@@ -73,6 +74,7 @@ nodes = sa.Table(
     sa.Column("registered_at", Seconds, nullable=False),
     sa.Column("heard_at", Seconds, nullable=False),  # flushed now and then; memory knows better
     sa.Column("gone_at", Seconds),
+    sa.Column("notice", sa.JSON(none_as_null=True)),  # {kind, event, at, deadline}
 )
 live_node_names = sa.Index(
     "uq_nodes_live_name",
@@ -103,6 +105,7 @@ generations = sa.Table(
     sa.Column("committed_at", Seconds),
     sa.Column("first_step_at", Seconds),
     sa.Column("loss_at", Seconds),  # the first fact of the loss that ended it
+    sa.Column("still_at", Seconds),  # standing still was ordered; what follows says by what it ends
     sa.Column("ended_at", Seconds),
     sa.Column("end_reason", Word),
     sa.Column("end_because", sa.Text),
@@ -124,6 +127,8 @@ seats = sa.Table(
     sa.Column("halted", sa.JSON(none_as_null=True)),
     sa.Column("halted_at", Seconds),
     sa.Column("failed", sa.JSON(none_as_null=True)),
+    sa.Column("stopped", Number),  # the step that it stopped after, as ordered
+    sa.Column("save_failed", sa.Text),  # why it could not write its share while standing still
     sa.Column("exit", sa.JSON(none_as_null=True)),
     sa.Column("exit_at", Seconds),
     sa.Column("finished_at", Seconds),
@@ -181,6 +186,7 @@ parts = sa.Table(
     sa.Column("layers", sa.JSON, nullable=False),
     sa.Column("layer_count", Number, nullable=False),
     sa.Column("num_bytes", sa.BigInteger, nullable=False),
+    sa.Column("seconds", Seconds),  # that writing it took; null when it was found
     sa.Column("at", Seconds, nullable=False),
 )
 

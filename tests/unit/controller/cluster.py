@@ -16,12 +16,17 @@ from controller.core.actions import (
     MoveGeneration,
     MoveJob,
     PlanGeneration,
+    RollForward,
+    Salvage,
+    StandStill,
 )
+from controller.core.jobspec import JobSpec
 from controller.core.reconcile import reconcile
 from controller.core.states import GenerationState, JobState, NodeState, move
 from controller.core.world import (
     Checkpoint,
     EndedGeneration,
+    Ending,
     Exit,
     Found,
     Generation,
@@ -34,6 +39,7 @@ from controller.core.world import (
 from tests.unit.controller.builders import costs_of
 from trainer.contract.checkpoints import FolderName
 from trainer.contract.progress import ExitCode, Failed, Halted, Phase
+from trainer.contract.topology import Seat as Place
 from trainer.contract.topology import check_cuts
 
 
@@ -46,6 +52,8 @@ class Cluster:
         self.nodes: dict[str, Node] = {}
         self.jobs = {job.id: job for job in jobs}
         self.layers = 6
+        self.step_seconds = 0.0
+        """How long steps take; 0: not known, so that nothing is worth a salvage."""
         self.grace_until = 0.0
         self.last_loss_at = 0.0
         self.mute: set[str] = set()
@@ -146,6 +154,20 @@ class Cluster:
                 current = self.generation(job_id)
                 assert current.number == number
                 self._change(job_id, state=move(current.state, generation_state))
+            case StandStill(job_id, number, stand, reason, charged, because):
+                current = self.generation(job_id)
+                assert current.number == number
+                ending = Ending(reason, charged, because, self.now)
+                self._change(job_id, state=move(current.state, stand), ending=ending)
+            case RollForward():
+                assert self.generation(action.job).state is GenerationState.HALTED
+                for survivor in action.survivors:
+                    seat = self._whole_seat(action.job, survivor.rank)
+                    halted = seat.halted
+                    assert halted and halted.applied == action.step - 1 == halted.prepared - 1
+                    self._change_seat(action.job, survivor.rank, forwarded_at=self.now)
+            case Salvage():
+                self._salvage(action)
             case Condemn(job_id, folder):
                 self._condemn(job_id, (folder,))
             case DeleteCheckpoints(job_id, number, folders):
@@ -193,6 +215,26 @@ class Cluster:
                 Seat(rank, s.node, s.incarnation, s.device) for rank, s in enumerate(action.seats)
             ),
         )
+
+    def _salvage(self, action: Salvage) -> None:
+        current = self.generation(action.job)
+        assert current.number == action.number and current.state is GenerationState.HALTED
+        dealt = [layer for layers in action.layers for layer in layers]
+        assert dealt and len(dealt) == len(set(dealt)), "a layer is written by one survivor"
+        for survivor, layers in zip(action.survivors, action.layers, strict=True):
+            seat = self._whole_seat(action.job, survivor.rank)
+            assert seat.halted and seat.halted.applied == action.step, "one step in one folder"
+            assert set(layers) <= set(seat.halted.holds), "it writes what it holds"
+            assert not set(layers) & set(seat.saving), "nothing is ordered twice"
+            saving = (*seat.saving, *layers)
+            self._change_seat(action.job, seat.rank, saving=saving, saving_at=self.now)
+
+    def _whole_seat(self, job_id: str, rank: int) -> Seat:
+        """One that can be told something."""
+        seat = self.generation(job_id).seats[rank]
+        assert self.nodes[seat.node].incarnation == seat.incarnation, "nothing is asked of the gone"
+        assert seat.halted and not seat.halted.torn and seat.exit is None and not seat.refused
+        return seat
 
     def _planned(self, number: int, node: str, incarnation: str, because: str) -> Generation:
         return Generation(
@@ -284,6 +326,8 @@ class Cluster:
             return
         if job.current.state is GenerationState.PLANNED:
             self.list_folder(job_id)
+        elif job.current.state is GenerationState.HALTED:
+            self.survive(job_id)
         elif self._is_whole(job.current):
             if job.current.kind == "first_weights":
                 self.jobs[job_id] = replace(job, costs=costs_of(self.layers))
@@ -314,6 +358,7 @@ class Cluster:
                 job_id,
                 committed=done,
                 committed_at=self.now,
+                step_seconds=self.step_seconds,
                 seats=tuple(
                     replace(s, applied=done, phase=Phase.STEP, phase_at=self.now)
                     for s in current.seats
@@ -321,6 +366,12 @@ class Cluster:
             )
             if done % save_every == 0 or done == last:
                 self.save(job_id, done)
+
+    def with_spec(self, job_id: str = "job_a", **changes: object) -> Job:
+        """The job as if it had been submitted so."""
+        job = self.jobs[job_id]
+        spec = JobSpec.model_validate({**job.spec.model_dump(), **changes})
+        return replace(job, spec=spec)
 
     def save(self, job_id: str, step: int, *, complete: bool = True) -> None:
         """The current generation's checkpoint of ``step`` becomes known."""
@@ -335,9 +386,56 @@ class Cluster:
         found = Checkpoint(folder, step, generation, complete)
         self.jobs[job_id] = replace(self.jobs[job_id], checkpoints=(*others, found))
 
-    def halt(self, job_id: str, rank: int, *suspects: int) -> None:
-        halted = Halted(applied=0, prepared=0, cause="a link broke", suspects=suspects)
+    def halt(self, job_id: str, rank: int, *suspects: int, **said: object) -> None:
+        """A trainer stands still, where its steps have brought it unless ``said``."""
+        current = self.generation(job_id)
+        seat, shape = current.seats[rank], current.shape
+        assert shape is not None
+        begun = current.resumed_from.step if current.resumed_from else 0
+        at = max(seat.applied, begun)
+        stage = Place.of(rank, shape).stage
+        holds = range(*current.cuts[stage : stage + 2]) if current.cuts else range(0)
+        fields = {"applied": at, "prepared": at, "vote_step": seat.applied or None,
+                  "ballot": (1.0,) if seat.applied else None, "holds": tuple(holds)}  # fmt: skip
+        halted = Halted.model_validate(
+            {**fields, "cause": "a link broke", "suspects": suspects, **said}
+        )
         self._change_seat(job_id, rank, halted=halted, halted_at=self.now, phase=Phase.HALTED)
+
+    def unhalt(self, rank: int) -> None:
+        """Its report is still on the way."""
+        self._change_seat("job_a", rank, halted=None, halted_at=0.0)
+
+    def refuse(self, rank: int, job_id: str = "job_a") -> None:
+        """It could not write its share."""
+        self._change_seat(job_id, rank, refused=True)
+
+    def survive(self, job_id: str = "job_a") -> None:
+        """Whoever lives in a halted generation does what it was told."""
+        current = self.generation(job_id)
+        for seat in current.seats:
+            if seat.incarnation in self.mute or seat.exit is not None:
+                continue
+            if seat.halted is None:
+                self.halt(job_id, seat.rank)
+            elif seat.forwarded_at and seat.halted.applied < seat.halted.prepared:
+                step = seat.halted.prepared
+                said = {"vote_step": step, "ballot": (1.0,)}
+                self.halt(job_id, seat.rank, applied=step, prepared=step, **said)
+            elif seat.saving and not seat.halted.torn:
+                self.write(job_id, seat)
+
+    def write(self, job_id: str, seat: Seat) -> None:
+        """A survivor's part of a salvage is durable."""
+        assert seat.halted is not None
+        current, job = self.generation(job_id), self.jobs[job_id]
+        name = FolderName(seat.halted.applied, current.number, "salvage")
+        others = tuple(c for c in job.checkpoints if c.folder != str(name))
+        before = next((c.layers for c in job.checkpoints if c.folder == str(name)), frozenset())
+        layers = before | set(seat.saving)
+        whole = len(layers) == self.layers
+        found = Checkpoint(str(name), name.step, name.generation, whole, layers=layers)
+        self.jobs[job_id] = replace(job, checkpoints=(*others, found))
 
     def fail(
         self, rank: int, code: ExitCode, message: str = "it broke", job_id: str = "job_a"

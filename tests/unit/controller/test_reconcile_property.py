@@ -3,7 +3,9 @@ once all is healthy the jobs end.
 
 The laws are the cluster's asserts: no action touches a finished job, a launch never seats a gone
 node or one that works for another, two generations of a job never both live, numbers never come
-back, every move is in its table, what is loaded is complete and not condemned.
+back, every move is in its table, what is loaded is complete and not condemned; nothing is asked of
+a rank that is gone or torn, and each layer of a salvage is written by a survivor that holds it at
+that step.
 """
 
 from typing import NamedTuple
@@ -38,6 +40,7 @@ KINDS = (
     ["work"] * 8
     + ["time"] * 4
     + ["kill", "freeze", "thaw", "join", "return", "break", "halt", "half a save"]
+    + ["late", "torn", "refuse"]
     + ["unreachable", "reachable", "stranger", "submit", "cancel"]
     + list(CHARGED)
 )
@@ -91,6 +94,13 @@ def happen(cluster: Cluster, fact: Fact, frozen: set[str]) -> None:
             cluster.save(job_id, current.committed, complete=False)
         case "halt" if seats:
             cluster.halt(job_id, rank, (rank + 1) % len(seats))
+        case "late" if seats and current and current.committed:
+            at = current.committed
+            cluster.halt(job_id, rank, applied=at - 1, prepared=at, vote_step=at - 1, ballot=None)
+        case "torn" if seats and current and current.kind == "train":
+            cluster.halt(job_id, rank, torn=True)
+        case "refuse" if seats:
+            cluster.refuse(rank, job_id)
         case "fail" | "damage" if seats and job_id == "job_a":
             failures = (ExitCode.PROGRAM_ERROR, ExitCode.STALE, ExitCode.CHECKPOINT_UNREACHABLE)
             damaged = ExitCode.CHECKPOINT_DAMAGED
@@ -105,9 +115,12 @@ def happen(cluster: Cluster, fact: Fact, frozen: set[str]) -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(nodes=st.integers(0, 6), happenings=facts)
-def test_the_laws_hold_and_all_ends_well(nodes: int, happenings: list[Fact]) -> None:
+@given(nodes=st.integers(0, 6), happenings=facts, step_seconds=st.sampled_from([0.0, 0.5]))
+def test_the_laws_hold_and_all_ends_well(
+    nodes: int, happenings: list[Fact], step_seconds: float
+) -> None:
     cluster = Cluster(job("a", nodes="2..4", steps=12, checkpoint={"dir": "/c", "keep": 2}))
+    cluster.step_seconds = step_seconds
     for i in range(nodes):
         cluster.join(f"vm-{i}")
     frozen: set[str] = set()
@@ -127,7 +140,9 @@ def test_the_laws_hold_and_all_ends_well(nodes: int, happenings: list[Fact]) -> 
         for job_id in cluster.jobs:
             cluster.work(job_id, save_every=3)
 
-    harmed = any(f.kind in (*CHARGED, "halt", "unreachable", "kill") for f in happenings)
+    harmed = any(
+        f.kind in (*CHARGED, "halt", "late", "torn", "unreachable", "kill") for f in happenings
+    )
     for found in cluster.jobs.values():
         if found.cancel_wanted and found.state is JobState.CANCELLED:
             assert found.current is None

@@ -1,0 +1,147 @@
+"""While a generation stands still: who is waited for, who applies, who saves, when it ends. PURE.
+
+    a loss --> halted: all survivors report --> who is behind applies the vote
+           --> each writes its share --> ended
+
+Decided afresh at every look from what was reported and ordered, so a further loss needs no case of
+its own: what is written counts, what the lost were to write goes to others, and when a layer has
+no holder left the job goes on from the newest complete checkpoint.
+"""
+
+from dataclasses import replace
+
+from controller.core import salvage
+from controller.core.actions import RollForward, Salvage, StandStill, Survivor
+from controller.core.ending import Actions, end, say
+from controller.core.faults import Fault
+from controller.core.look import Look
+from controller.core.states import GenerationState, JobState, Reason
+from controller.core.story import loss_of
+from controller.core.words import count, listed
+from controller.core.world import Ending, Generation, Job, Seat
+
+
+def stop_by(look: Look, job: Job, fault: Fault) -> Actions:
+    """End by ``fault``; where survivors hold what is worth saving, have them stand still first."""
+    generation = job.current
+    assert generation is not None
+    left = [seat.rank for seat in _alive(look, generation)]
+    if not fault.spares_others or not salvage.is_worth_it(job, generation, left, look.rules):
+        return end(look, job, fault)
+    still = StandStill(
+        job=job.id,
+        number=generation.number,
+        state=GenerationState.HALTED,
+        reason=fault.reason,
+        charged=fault.charged,
+        because=fault.because,
+    )
+    state = JobState.WAITING if job.state is JobState.WAITING else JobState.RECOVERING
+    message = f"{fault.because}; the others keep step {generation.committed:,}."
+    said = say(job, state, fault.reason, message)
+    halted = replace(
+        generation,
+        state=GenerationState.HALTED,
+        ending=Ending(fault.reason, fault.charged, fault.because, look.now),
+    )
+    job = replace(job, state=state, reason=fault.reason, message=message, current=halted)
+    return still, *said, *rescue(look, job, halted)
+
+
+def rescue(look: Look, job: Job, generation: Generation) -> Actions:
+    """The next thing to do about a halted generation; nothing: wait."""
+    assert generation.ending is not None
+    marks = look.lose_missing(generation)
+    alive = _alive(look, generation)
+    answering = [s for s in alive if look.pool.answers(s.node, s.incarnation)]
+    in_time = look.now < generation.ending.at + look.rules.halt_bound
+    if in_time and any(seat.halted is None for seat in answering):
+        return tuple(marks)
+    survivors = salvage.standing_still(answering)
+    best = salvage.best_step(survivors)
+    late, ballot = salvage.behind(survivors, best)
+    if told := [seat for seat in late if not seat.forwarded_at]:
+        because = f"{_ranks(told)} missed the vote of step {best:,} and apply it now."
+        roll = RollForward(
+            job.id, generation.number, best, ballot, tuple(map(_survivor, told)), because
+        )
+        return *marks, roll
+    if any(look.now < seat.forwarded_at + look.rules.halt_bound for seat in late):
+        return tuple(marks)
+    holders = [s for s in survivors if s.halted.applied == best and not _is_overdue(look, job, s)]
+    may_come = in_time and len(answering) < len(alive)
+    return *marks, *_save(look, job, generation, best, holders, may_come)
+
+
+def _save(
+    look: Look,
+    job: Job,
+    generation: Generation,
+    best: int,
+    holders: list[salvage.Standing],
+    may_come: bool,
+) -> Actions:
+    """Have ``holders`` write what is missing of step ``best``; end when all is written, or cannot
+    be. ``may_come``: suspects may be holders yet.
+    """
+    if job.costs is None or salvage.steps_at_risk(job, best) <= 0:
+        return end(look, job, _fault(look, generation, ""))
+    written = salvage.written(job, generation, best)
+    writing = {layer for s in holders for layer in s.seat.saving} - written
+    missing = set(range(len(job.costs.layers))) - written - writing
+    if not missing:
+        saved = f"survivors saved step {best:,}"
+        return () if writing else end(look, job, _fault(look, generation, saved))
+    dealt = salvage.shares(job, holders, missing)
+    if dealt is None:
+        lost = "no survivor holds every layer any more"
+        return () if may_come else end(look, job, _fault(look, generation, lost))
+    seats = {s.seat.rank: s.seat for s in holders}
+    because = f"{count(len(dealt), 'survivor')} {'saves' if len(dealt) == 1 else 'save'}"
+    order = Salvage(
+        job=job.id,
+        number=generation.number,
+        step=best,
+        survivors=tuple(_survivor(seats[rank]) for rank in dealt),
+        layers=tuple(dealt.values()),
+        because=f"{because} {count(len(missing), 'layer')} of step {best:,} from memory.",
+    )
+    return (order,)
+
+
+def _fault(look: Look, generation: Generation, outcome: str) -> Fault:
+    """What it ends by, with what came of standing still."""
+    ending = generation.ending
+    assert isinstance(ending, Ending)
+    lost = ending.reason is Reason.NODE_LOST
+    because = loss_of(generation.nodes, look.pool) if lost else ending.because.rstrip(".")
+    said = f"{because}; {outcome}" if outcome else because
+    return Fault(ending.reason, ending.charged, said)
+
+
+def _alive(look: Look, generation: Generation) -> list[Seat]:
+    """Whose process and node are not known to be gone."""
+    return [
+        seat
+        for seat in generation.seats
+        if seat.exit is None and look.pool.find(seat.node, seat.incarnation)
+    ]
+
+
+def _is_overdue(look: Look, job: Job, survivor: salvage.Standing) -> bool:
+    """Whether it should have written its share by now."""
+    seat, rules = survivor.seat, look.rules
+    if not seat.saving or job.current is None:
+        return False
+    written = salvage.written(job, job.current, survivor.halted.applied)
+    bound = max(rules.save_deadline, 3 * salvage.predicted_seconds(job, 1, rules))
+    return not written.issuperset(seat.saving) and look.now > seat.saving_at + bound
+
+
+def _survivor(seat: Seat) -> Survivor:
+    return Survivor(seat.rank, seat.node, seat.incarnation)
+
+
+def _ranks(seats: list[Seat]) -> str:
+    numbers = listed([str(seat.rank) for seat in seats])
+    return f"Rank{'s' if len(seats) > 1 else ''} {numbers}"
