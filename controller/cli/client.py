@@ -1,7 +1,8 @@
 """The one place where the CLI speaks HTTP, and where it finds out to whom.
 
 URL and token: flags, then ``VARUNA_URL`` with ``VARUNA_TOKEN`` or ``VARUNA_TOKEN_FILE``, then what
-`varuna serve` or `varuna demo` last wrote to ``$XDG_CONFIG_HOME/varuna/current.json``.
+`varuna serve` or `varuna demo` last wrote to ``$XDG_CONFIG_HOME/varuna/current.json`` (or into
+``VARUNA_CONFIG_DIR``, where that is set).
 
     CliError                 one sentence and the exit code
       UnreachableError       4: no controller answers
@@ -64,6 +65,8 @@ class Place:
 
 def current_file(environ: Mapping[str, str] = os.environ) -> Path:
     """Where serve and demo leave their URL and token file for the next command."""
+    if named := environ.get("VARUNA_CONFIG_DIR"):
+        return Path(named) / "current.json"
     config = environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(config) / "varuna" / "current.json"
 

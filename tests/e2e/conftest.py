@@ -12,9 +12,11 @@ from tests.e2e.scene import Scene
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder: Path = tmp_path_factory.mktemp("cluster")
-    with Cluster(folder, port=0) as cluster:
-        cluster.fleet.wait_for_torch()
-        yield cluster
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("XDG_CONFIG_HOME", str(folder / "config"))  # not the tester's own
+        with Cluster(folder, port=0) as cluster:
+            cluster.fleet.wait_for_torch()
+            yield cluster
 
 
 @pytest.fixture

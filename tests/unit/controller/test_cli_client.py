@@ -18,6 +18,7 @@ from controller.cli.client import (
     current_file,
     find,
 )
+from controller.settings import Settings
 
 Answer = Callable[[httpx2.Request], httpx2.Response]
 
@@ -41,6 +42,13 @@ def served(tmp_path: Path, environ: dict[str, str]) -> dict[str, str]:
 
 def test_what_was_served_last_is_found(served: dict[str, str]) -> None:
     assert find(None, None, served) == Place("http://127.0.0.1:8430", "vrn_admin_served")
+
+
+def test_serve_and_the_cli_agree_on_a_config_folder_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VARUNA_CONFIG_DIR", str(tmp_path / "own"))
+    assert current_file().parent == Settings().config_dir == tmp_path / "own"
 
 
 def test_flags_win_over_the_environment_which_wins_over_what_was_served(
