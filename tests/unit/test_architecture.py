@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -48,6 +49,16 @@ def modules() -> Iterator[tuple[str, Path]]:
 MODULES = dict(modules())
 
 
+@cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text())
+
+
+@cache
+def parts(module: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree(module)))
+
+
 def imported(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
@@ -68,7 +79,7 @@ def room_of(module: str) -> str:
 @pytest.mark.parametrize("module", MODULES)
 def test_nobody_looks_up(module: str) -> None:
     allowed = MAY_IMPORT[room_of(module)]
-    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+    for node in parts(module):
         for name in imported(node):
             if name.split(".")[0] in TENANTS:
                 assert any(within(name, room) for room in allowed), f"{module} imports {name}"
@@ -76,7 +87,7 @@ def test_nobody_looks_up(module: str) -> None:
 
 @pytest.mark.parametrize("module", [m for m in MODULES if any(within(m, room) for room in PURE)])
 def test_pure_rooms_stay_pure(module: str) -> None:
-    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+    for node in parts(module):
         for name in imported(node):
             assert name.split(".")[0] not in IMPURE_MODULES, f"{module} imports {name}"
         assert not isinstance(node, ast.AsyncFunctionDef), f"{module} is async"
@@ -86,7 +97,7 @@ def test_pure_rooms_stay_pure(module: str) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_stand_at_the_top(module: str) -> None:
-    for function in ast.walk(ast.parse(MODULES[module].read_text())):
+    for function in parts(module):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             for node in ast.walk(function):
                 for name in imported(node):
@@ -95,9 +106,8 @@ def test_imports_stand_at_the_top(module: str) -> None:
 
 @pytest.mark.parametrize("module", [m for m, p in MODULES.items() if p.name == "__init__.py"])
 def test_a_package_is_a_docstring_and_nothing_more(module: str) -> None:
-    body = ast.parse(MODULES[module].read_text()).body
-    assert len(body) <= 1, f"{module} re-exports"
-    assert ast.get_docstring(ast.parse(MODULES[module].read_text())), f"{module} does not say why"
+    assert len(tree(module).body) <= 1, f"{module} re-exports"
+    assert ast.get_docstring(tree(module)), f"{module} does not say why"
 
 
 @pytest.mark.parametrize("module", ["controller.app", "controller.cli.main", "agent.daemon"])
