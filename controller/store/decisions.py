@@ -18,7 +18,7 @@ from controller.core.events import EventType
 from controller.core.jobspec import JobSpec
 from controller.core.states import GenerationState, JobState, NodeState, Reason, may_move
 from controller.store import events
-from controller.store.launching import Place, run_specs
+from controller.store.launching import Place, job_root, run_specs
 from controller.store.nodes import give_order
 from controller.store.rows import StaleError, guarded
 from controller.store.tables import checkpoints, generations, jobs, nodes, orders, seats
