@@ -59,7 +59,8 @@ class Totals:
             raise ProgramError(f"loss() gives a new metric {min(unknown)!r} in mid-run")
         pairs = (self.metrics.get(name, (0.0, 0.0)) for name in metrics)
         numbers = (number for pair in pairs for number in pair)
-        return [self.loss.item(), self.weight, self.samples, self.ids, *numbers]
+        ids = self.ids % 2**32  # all that is reported of it; a float64 holds no more than 53 bits
+        return [self.loss.item(), self.weight, self.samples, ids, *numbers]
 
 
 @dataclass(frozen=True)

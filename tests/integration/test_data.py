@@ -13,10 +13,17 @@ from trainer.contract.spec import Shape, Training
 from trainer.contract.topology import MicroBatch, micro_batches
 from trainer.data import Batches, same_data
 from trainer.program import ProgramError
+from trainer.replicas import Totals
 
 pytestmark = pytest.mark.integration
 
 TRAINING = Training(batch_size=10, steps=5, seed=7)
+
+
+def test_the_sum_of_sample_ids_is_exact_in_a_ballot_however_large_the_batch() -> None:
+    total = sum(map(mix32, range(1000))) + 2**60
+    row = Totals(ids=total).in_a_row(())
+    assert hash_of(int(float(row[3]))) == hash_of(total)
 
 
 class Drawn:
