@@ -63,6 +63,7 @@ class Store:
         self._queue: queue.PriorityQueue[_Waiting] = queue.PriorityQueue()
         self._turns = count()
         self._closed = False
+        self._gate = threading.Lock()
         self._thread = threading.Thread(target=self._write_on, name="store-writer", daemon=True)
         self._thread.start()
 
@@ -73,10 +74,11 @@ class Store:
 
         What ``work`` raises undoes it alone and is the answer. It must not call out or wait.
         """
-        if self._closed:
-            raise StoreError("the store is closed")
         answer: Future[Result] = Future()
-        self._queue.put(_Waiting(urgency, next(self._turns), work, answer))
+        with self._gate:
+            if self._closed:
+                raise StoreError("the store is closed")
+            self._queue.put(_Waiting(urgency, next(self._turns), work, answer))
         return answer
 
     @contextmanager
@@ -87,8 +89,9 @@ class Store:
 
     def close(self) -> None:
         """Finish what waits, then close. Readers go first: the last to leave tidies the WAL."""
-        self._closed = True
-        self._queue.put(_Waiting(max(Urgency) + 1, next(self._turns), None, Future()))
+        with self._gate:
+            self._closed = True
+            self._queue.put(_Waiting(max(Urgency) + 1, next(self._turns), None, Future()))
         self._thread.join()
         self._readers.dispose()
         self._writer.dispose()
