@@ -29,6 +29,7 @@ from agent.machine import MachineError
 from agent.node import Node
 from agent.notices import source
 from agent.settings import Settings
+from agent.staging import Staging
 from agent.sweep import Sessions
 from agent.talk import Talk
 
@@ -170,6 +171,7 @@ async def _serve(
                 zygote,
                 bundles,
                 sessions,
+                Staging(settings.folder / "staging"),
                 settings.folder / "logs",
                 settings.threads,
                 report=talk.report,
@@ -214,7 +216,7 @@ async def _acknowledge(ack: Callable[[], Awaitable[None]], node: Node, talk: Tal
     idle_since = time.monotonic()
     while time.monotonic() - idle_since < _IDLE_SECONDS:
         await asyncio.sleep(_IDLE_SECONDS / 10)
-        if node.running():
+        if node.running() or node.is_uploading:
             idle_since = time.monotonic()
     await talk.all_told()
     await ack()

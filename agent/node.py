@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import structlog
 
@@ -17,13 +18,18 @@ from agent.client import ControllerError
 from agent.decide import Answer, CarryOut, Kill, Runner, Standing, decide, is_for
 from agent.launcher import Exit, LaunchError, Trainer, Zygote
 from agent.logs import tail
+from agent.remote import StoreError, in_thread, is_url
+from agent.staging import Staging, Uploads
 from agent.sweep import Sessions
 from trainer.contract import progress
-from trainer.contract.checkpoints import write_done
 from trainer.contract.progress import (
+    ExitCode,
+    Failed,
+    Finished,
     Halted,
     Leave,
     Line,
+    PartWritten,
     Phase,
     PhaseBegun,
     StepCommitted,
@@ -36,6 +42,12 @@ _LOGS_KEPT = 64
 
 _FETCH = "fetch"
 """The phase before there is a process: its bundle is fetched."""
+
+_LOOK_SECONDS = 0.05
+_STORE_SECONDS = 60.0
+"""For a listing or a deletion in a store."""
+
+_T = TypeVar("_T")
 
 log = structlog.get_logger()
 
@@ -59,6 +71,8 @@ class _Seat:
 
     spec: RunSpec
     log: Log
+    uploads: Uploads | None = None
+    """When its checkpoints go to a store."""
     trainer: Trainer | None = None
     phase: str = _FETCH
     step: int = 0
@@ -77,6 +91,7 @@ class Node:
         zygote: Zygote,
         bundles: Bundles,
         sessions: Sessions,
+        staging: Staging,
         logs: Path,
         threads: int,
         report: Callable[[wire.ReportBody], None],
@@ -88,6 +103,8 @@ class Node:
         self._zygote = zygote
         self._bundles = bundles
         self._sessions = sessions
+        self._staging = staging
+        self._uploads: list[Uploads] = []
         self._folder = logs
         self._threads = threads
         self._report = report
@@ -118,8 +135,16 @@ class Node:
             for seat in self._seats
         )
 
+    @property
+    def is_uploading(self) -> bool:
+        """Whether a part of a checkpoint is on its way to a store."""
+        return any(not uploads.is_idle for uploads in self._uploads)
+
     async def leave(self, seconds: float) -> None:
-        """Tell all trainers to leave; kill those that are still there after ``seconds``."""
+        """Tell all trainers to leave; kill those that are still there after ``seconds``.
+
+        What is on its way to a store has as long.
+        """
         for seat in tuple(self._seats):
             if seat.trainer:
                 seat.trainer.send(Leave())
@@ -128,6 +153,7 @@ class Node:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._until_empty()
+                await asyncio.gather(*(uploads.until_idle() for uploads in self._uploads))
         await self.kill_all()
 
     async def kill_all(self) -> None:
@@ -171,10 +197,9 @@ class Node:
             case wire.Look():
                 self._do(self._look(number, body))
             case wire.Delete():
-                self._do(self._change(number, partial(folder.delete, body)))
+                self._do(self._change(number, body.root, partial(folder.delete, body)))
             case wire.MarkDone():
-                done = partial(write_done, body.root, body.step, body.folder)
-                self._do(self._change(number, done))
+                self._do(self._change(number, body.root, partial(folder.mark_done, body)))
 
     def _pass_on(self, number: int, body: wire.Passed) -> None:
         meant = [s.trainer for s in self._seats if s.trainer and is_for(body, s.runner)]
@@ -183,23 +208,31 @@ class Node:
         self._answer(number, None if meant else "the trainer it is for is not there yet")
 
     async def _look(self, number: int, order: wire.Look) -> None:
-        self._report(await asyncio.to_thread(folder.look, number, order))
-
-    async def _change(self, number: int, change: Callable[[], None]) -> None:
         try:
-            await asyncio.to_thread(change)
-        except (OSError, ValueError) as error:
+            looked = await _at(order.root, partial(folder.look, number, order))
+        except StoreError as error:
+            about = {"number": number, "job": order.job, "generation": order.generation}
+            looked = wire.Looked.model_validate({**about, "error": str(error)})
+        self._report(looked)
+
+    async def _change(self, number: int, root: str, change: Callable[[], None]) -> None:
+        try:
+            await _at(root, change)
+        except (OSError, ValueError, StoreError) as error:
             self._answer(number, str(error))
         else:
             self._answer(number)
 
     async def _run(self, number: int, start: wire.Start, seat: _Seat) -> None:
         try:
-            spec = await self._prepared(start)
+            spec = await self._staged(await self._prepared(start), seat)
             if seat.is_ending:
                 raise LaunchError("it was ended before it began")
             seat.phase = Phase.BOOT
             trainer = await self._zygote.start_trainer(spec, seat.log.path, self._threads)
+        except StoreError as error:
+            self._could_not_load(number, seat, str(error))
+            return
         except (BundleError, ControllerError, LaunchError, OSError) as error:
             self._answer(number, str(error))
             self._remove(seat)
@@ -211,9 +244,16 @@ class Node:
         if seat.is_ending:
             await trainer.kill()
         async for event in trainer.events():
+            if isinstance(event, Finished):
+                await self._until_uploaded(seat)
             self._heard(seat, event)
         self._sessions.remove(trainer.pid)
         self._remove(seat)
+
+    async def _until_uploaded(self, seat: _Seat) -> None:
+        """Wait for what the trainer has written to be in the store, unless it is to end."""
+        while seat.uploads and not seat.uploads.is_idle and not seat.is_ending:
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def _prepared(self, start: wire.Start) -> RunSpec:
         self._make_room_for_a_log()
@@ -222,30 +262,60 @@ class Node:
         unpacked = await self._bundles.folder_of(start.bundle)
         return start.spec.model_copy(update={"program": placed(start.spec.program, unpacked)})
 
+    async def _staged(self, spec: RunSpec, seat: _Seat) -> RunSpec:
+        """The spec with folders of this machine in it, when its own are in a store."""
+        staging = self._staging.of(spec)
+        if staging is None:
+            return spec
+        living = [other.uploads for other in self._seats]
+        self._uploads = [one for one in self._uploads if not one.is_idle or one in living]
+        self._do(self._staging.keep_only({other.spec.job for other in self._seats}))
+        seat.uploads = Uploads(staging, spec, partial(self._say, seat), self._do)
+        self._uploads.append(seat.uploads)
+        return await staging.prepared(spec)
+
+    def _could_not_load(self, number: int, seat: _Seat, because: str) -> None:
+        """The trainer would have ended for the same reason, had it reached the store itself."""
+        if seat.is_ending:
+            self._answer(number, because)
+        else:
+            self._answer(number)
+            code = ExitCode.CHECKPOINT_UNREACHABLE
+            self._say(seat, Failed(code=code, message=f"rank {seat.spec.rank}: {because}"))
+            self._exited(seat, Exit(code=code))
+        self._remove(seat)
+
     def _heard(self, seat: _Seat, event: Line | Exit) -> None:
-        job, generation, rank = seat.spec.job, seat.spec.generation, seat.spec.rank
         match event:
             case Exit():
                 seat.log.is_whole = True
-                self._report(
-                    wire.Exited(
-                        job=job,
-                        generation=generation,
-                        rank=rank,
-                        code=event.code,
-                        signal=event.signal,
-                        log_tail=tail(seat.log.path),
-                    )
-                )
-                log.info("trainer ended", job=job, generation=generation, rank=rank, by=str(event))
+                self._exited(seat, event)
+                return
+            case PartWritten() if seat.uploads:
+                seat.uploads.add(event)
                 return
             case PhaseBegun():
+                if event.phase is Phase.FIRST_STEP and seat.uploads and not seat.spec.rank:
+                    seat.uploads.mark()
                 seat.phase = event.phase
             case StepCommitted():
                 seat.phase, seat.step = Phase.STEP, event.step
             case Halted() | Stopped():
                 seat.phase = Phase.HALTED
-        self._report(wire.Said(job=job, generation=generation, rank=rank, line=event))
+        self._say(seat, event)
+
+    def _say(self, seat: _Seat, line: Line) -> None:
+        spec = seat.spec
+        self._report(wire.Said(job=spec.job, generation=spec.generation, rank=spec.rank, line=line))
+
+    def _exited(self, seat: _Seat, by: Exit) -> None:
+        about: dict[str, Any] = {
+            "job": seat.spec.job, "generation": seat.spec.generation, "rank": seat.spec.rank,
+        }  # fmt: skip
+        self._report(
+            wire.Exited(**about, code=by.code, signal=by.signal, log_tail=tail(seat.log.path))
+        )
+        log.info("trainer ended", **about, by=str(by))
 
     def _end(self, seat: _Seat) -> None:
         seat.is_ending = True
@@ -282,3 +352,10 @@ def _order_of(body: wire.Passed) -> progress.Order:
             return progress.Forward(step=body.step, ballot=body.ballot)
         case wire.SaveLayers():
             return progress.Save(layers=body.layers)
+
+
+async def _at(root: str, work: Callable[[], _T]) -> _T:
+    """What ``work`` on a checkpoint folder gives; a store may stall for ever, a thread must not."""
+    if is_url(root):
+        return await in_thread(work, _STORE_SECONDS)
+    return await asyncio.to_thread(work)

@@ -237,7 +237,7 @@ def test_the_cloud_may_go_ahead_when_nothing_has_run_for_a_while_and_all_is_told
     monkeypatch.setattr("agent.daemon._IDLE_SECONDS", 0.2)
     runs = [wire.RunningTrainer(job="j", generation=1, rank=0, phase="step")]
     told: list[wire.Noticed] = []
-    node = Mock(running=lambda: tuple(runs))
+    node = Mock(running=lambda: tuple(runs), is_uploading=False)
     talk = Mock(report=told.append, all_told=AsyncMock())
 
     async def story(url: str) -> None:

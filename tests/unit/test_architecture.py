@@ -34,7 +34,8 @@ IMPURE_MODULES = ("asyncio", "logging", "os", "pathlib", "random", "secrets", "s
                   "fastapi", "numpy", "torch")  # fmt: skip
 CLOCK_CALLS = ("datetime.now", "datetime.utcnow", "date.today", "time.time", "time.monotonic")
 # A heavy or optional package may be imported where it is used, nothing else.
-LAZY_ALLOWED = ("torch", "numpy", "safetensors", "azure", "paramiko", "transformers", "psycopg")
+LAZY_ALLOWED = ("torch", "numpy", "safetensors", "azure", "paramiko", "transformers", "psycopg",
+                "fsspec")  # fmt: skip
 
 
 def modules() -> Iterator[tuple[str, Path]]:

@@ -15,6 +15,7 @@ import hashlib
 import os
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
@@ -443,7 +444,12 @@ def write_marker(root: str | Path, generation: int, resumed_from: ResumedFrom | 
 
 def newer_marker(root: str | Path, generation: int) -> int | None:
     """The highest generation above ``generation`` that has a marker, readable or not."""
-    numbers = (int(match[1]) for n in _names(Path(root)) if (match := _MARKER.fullmatch(n)))
+    return newer_among(_names(Path(root)), generation)
+
+
+def newer_among(names: Iterable[str], generation: int) -> int | None:
+    """As :func:`newer_marker`, given the names that are in the root."""
+    numbers = (int(match[1]) for name in names if (match := _MARKER.fullmatch(name)))
     return max((number for number in numbers if number > generation), default=None)
 
 
@@ -454,6 +460,11 @@ def write_done(root: str | Path, step: int, folder: str) -> None:
 
 def write_json(path: Path, content: Sealed) -> None:
     """Seal a small file and write it whole and durably, making its folder. Raises OSError."""
-    sealed = content.model_copy(update={"checksum": content.content_hash()})
     make_folder(path.parent)
-    write_whole(path, [sealed.model_dump_json(indent=1).encode(), b"\n"])
+    write_whole(path, [sealed(content)])
+
+
+def sealed(content: Sealed) -> bytes:
+    """The bytes of a small file, its checksum in place."""
+    whole = content.model_copy(update={"checksum": content.content_hash()})
+    return whole.model_dump_json(indent=1).encode() + b"\n"
