@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -19,6 +20,8 @@ from controller.store.tables import bundles
 from trainer.contract.builtins import layer_count
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], route_class=StrictRoute)
+_REACHED = re.compile(r"/|file:///.|(abfs|abfss|az|s3|gs|gcs)://[^/]+")
+"""What every VM can mean the same by."""
 _YAML = ("application/yaml", "application/x-yaml", "text/yaml")
 
 
@@ -69,8 +72,11 @@ def _spec_in(body: bytes) -> Any:
 
 def check_spec(spec: JobSpec) -> list[SpecError]:
     """What is wrong with it beyond its form, as far as that is known before a node has looked."""
-    if (folder := spec.checkpoint.dir) and not folder.startswith("/"):
-        message = f"`checkpoint.dir` must be an absolute path that every VM reaches, not {folder!r}"
+    if (folder := spec.checkpoint.dir) and not _REACHED.match(folder):
+        message = (
+            "`checkpoint.dir` must be an absolute path that every VM reaches, or a URL of "
+            f"file, abfs, s3 or gs, not {folder!r}"
+        )
         return [SpecError("/checkpoint/dir", None, message)]
     if not spec.program.startswith("builtin:"):
         if spec.bundle is None and not (spec.workdir or "").startswith("/"):

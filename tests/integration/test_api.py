@@ -167,7 +167,8 @@ def test_tokens_lie_in_private_files_and_only_hashes_in_the_store(controller: Se
         ({"clip_grad_norm": float("nan")}, "/spec/clip_grad_norm"),
         ({"args": {"lr": float("inf")}}, "/spec/args/lr"),
         ({"checkpoint": {"dir": "relative/folder"}}, "/spec/checkpoint/dir"),
-        ({"checkpoint": {"dir": "s3://bucket/folder"}}, "/spec/checkpoint/dir"),
+        ({"checkpoint": {"dir": "ftp://host/folder"}}, "/spec/checkpoint/dir"),
+        ({"checkpoint": {"dir": "file://relative"}}, "/spec/checkpoint/dir"),
         ({"program": "gpt.py", "bundle": "sha256:" + "0" * 64}, "/spec/bundle"),
     ],
 )
