@@ -3,9 +3,11 @@ make-believe ones.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.fakes.jobs import Job, Undisturbed
 from tests.fakes.trainers import Trainers
 from tests.fakes.zygotes import Mother
 
@@ -14,6 +16,18 @@ from tests.fakes.zygotes import Mother
 def trainers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainers]:
     with Trainers(tmp_path_factory.mktemp("logs")) as trainers:
         yield trainers
+
+
+@pytest.fixture
+def beset(trainers: Trainers, tmp_path: Path) -> Job:
+    """A job to which things happen."""
+    return Job(trainers, tmp_path / "job")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(trainers: Trainers, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """The same job, to which nothing happens."""
+    return Undisturbed(Job(trainers, tmp_path_factory.mktemp("undisturbed")))
 
 
 @pytest.fixture(scope="session")
