@@ -1,30 +1,77 @@
 """A job whose checkpoints are behind a URL: trainers write beside it, agents carry."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from agent.remote import remote_at
+from controller.api.schemas import EventView
+from controller.cli.client import job_path
 from controller.core.states import JobState
-from tests.e2e.scene import Scene
-from trainer.contract.checkpoints import complete, newer_marker, scan
+from tests.e2e.scene import Scene, until
+from tests.fakes.stores import azurite
+from trainer.contract.checkpoints import complete
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
-def test_a_job_whose_checkpoints_are_in_a_store_loses_a_node_and_ends_well(scene: Scene) -> None:
-    store: Path = scene.cluster.folder / "store"
+@pytest.fixture(params=["file", "abfs"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "file":
+        yield f"file://{tmp_path}/store"
+    else:
+        with azurite(tmp_path) as url:
+            yield url
+
+
+def test_a_job_whose_checkpoints_are_in_a_store_loses_a_node_and_ends_well(
+    scene: Scene, url: str
+) -> None:
     scene.add("vm-1", "vm-2", "vm-3")
-    checkpoint = {"dir": f"file://{store}", "every": "5 steps", "keep": 2}
-    scene.submit(60, nodes="2..3", checkpoint=checkpoint)
+    scene.submit(60, nodes="2..3", checkpoint={"dir": url, "every": "5 steps", "keep": 2})
     scene.wait_for_step(12)
     scene.kill(scene.node_of_rank(1))
     scene.wait_for_recovery(1)
     job = scene.wait_for(JobState.SUCCEEDED)
     assert sorted(scene.losses()) == list(range(1, 61))
     assert scene.ledger().samples_committed_once
-    listing = scan(store / job.id)
-    assert listing.done is not None and listing.done.step == 60
+    remote = remote_at(f"{url}/{job.id}")
+
+    def closed() -> bool:
+        return remote.listing().done is not None
+
+    until(lambda: closed() or None, "the job's folder to be closed")
+    listing = remote.listing()
     assert [c.step for c in complete(listing)][-1] == 60
-    assert listing.skipped == () and newer_marker(store / job.id, 1), "markers are there too"
-    staged = {path.name for path in scene.cluster.folder.rglob("staging/*/step-*")}
+    assert listing.skipped == () and remote.newer_marker(1), "markers are there too"
+    staged = {path.name for path in scene.cluster.folder.rglob(f"staging/{job.id}/step-*")}
     assert len(staged) <= 2, "what is in the store is cleared away here"
+
+
+def test_a_store_that_takes_nothing_is_said_and_never_stops_the_training(
+    scene: Scene, tmp_path: Path
+) -> None:
+    scene.add("vm-1", "vm-2")
+    checkpoint = {"dir": f"file://{tmp_path}/store", "every": "5 steps", "keep": 2}
+    job = scene.submit(100_000, nodes="2", checkpoint=checkpoint)
+    scene.wait_for_step(12)
+    there, aside = tmp_path / "store" / job.id, tmp_path / "aside"
+    there.rename(aside)
+    there.write_text("in the way")
+    failed = until(lambda: said(scene, "is not in the store yet"), "the failure to be said")
+    step = scene.job().step
+    scene.wait_for_step(step + 20)
+    assert scene.recoveries() == []
+    there.unlink()
+    aside.rename(there)
+    remote = remote_at(f"file://{there}")
+    until(
+        lambda: [c for c in complete(remote.listing()) if c.step > step] or None,
+        f"a checkpoint after that of {failed.message}",
+    )
+
+
+def said(scene: Scene, words: str) -> EventView | None:
+    events = scene.cluster.controller.all(job_path(scene.job_id, "/events"), EventView)
+    return next((event for event in events if words in event.message), None)
