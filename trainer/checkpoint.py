@@ -16,6 +16,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -53,6 +54,11 @@ __all__ = [
     "write_marker",
     "write_part",
 ]
+
+_AT_ONCE = 4
+"""Layers that are written or read side by side."""
+_PIECE_BYTES = 1 << 20
+"""Hashed while it is still in the processor's cache."""
 
 
 class CheckpointError(Exception):
@@ -103,7 +109,12 @@ def write_part(
     mine = [path / layer_file(layer, header.rank) for layer in new]
     try:
         make_folder(path)
-        written = [_write_layer(path, header.rank, layer, layers[layer]) for layer in new]
+        # Side by side: while one layer waits for the disk, the next is hashed.
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            writing = [
+                pool.submit(_write_layer, path, header.rank, layer, layers[layer]) for layer in new
+            ]
+        written = [one.result() for one in writing]
         for file in mine:
             temporary_name(file).rename(file)
         sync_folder(path)
@@ -183,26 +194,28 @@ def read_layers(folder: str | Path, layers: Iterable[int]) -> dict[int, LayerSta
     path = Path(folder)
     parts, skipped = _read_parts(path)
     files = {file.layer: file for part in reversed(parts) for file in part.files}
-    states: dict[int, LayerState] = {}
 
-    def state_of(layer: int) -> LayerState:
+    def read(layer: int) -> LayerState:
         if layer not in files:
             raise _lost(path, skipped, f"has no part that holds layer {layer}")
-        if layer not in states:
-            states[layer] = decode(_read_file(path, files[layer]), files[layer].aliases)
-        return states[layer]
+        return _read_layer(path, files[layer])
 
-    wanted = {layer: state_of(layer) for layer in layers}
-    for layer, state in wanted.items():
+    wanted = tuple(layers)
+    owners = [_layer_of(o) for i in wanted if i in files for o in files[i].aliases.values()]
+    needed = tuple(dict.fromkeys([*wanted, *owners]))
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        states = dict(zip(needed, pool.map(read, needed), strict=True))
+    for layer in wanted:
+        state = states[layer]
         for name, owner in state.aliases.items():
-            owning = state_of(_layer_of(owner))
+            owning = states[_layer_of(owner)]
             if owner not in owning.parameters:
                 where = path / files[layer].name
                 raise DamagedError(where, f"borrows {owner}, which its layer does not have")
             state.parameters[name] = owning.parameters[owner]
             if owner in owning.optimizer:
                 state.optimizer[name] = owning.optimizer[owner]
-    return wanted
+    return {layer: states[layer] for layer in wanted}
 
 
 def _layer_of(name: str) -> int:
@@ -217,23 +230,32 @@ def _read_parts(path: Path) -> tuple[tuple[Part, ...], tuple[Skipped, ...]]:
         raise _failure(path.parent, unusable.skipped) from unusable
 
 
-def _read_file(folder: Path, file: LayerFile) -> bytearray:
-    """The bytes of ``file``, whose size and hash are right."""
+def _read_layer(folder: Path, file: LayerFile) -> LayerState:
+    """The layer in ``file``, whose size and hash are right."""
     path = folder / file.name
+    digest = hashlib.sha256()
     try:
         check_size(folder, file)
-        data = bytearray(file.num_bytes)
         with path.open("rb", buffering=0) as opened:
-            rest = memoryview(data)
-            while rest and (count := opened.readinto(rest)):
-                rest = rest[count:]
+
+            def fill(room: memoryview) -> None:
+                while room:
+                    count = opened.readinto(room[:_PIECE_BYTES])
+                    if not count:
+                        raise ValueError("ends early")
+                    digest.update(room[:count])
+                    room = room[count:]
+
+            state = decode(fill, file.num_bytes, file.aliases)
     except Unusable as unusable:
         raise _failure(folder, unusable.skipped) from unusable
     except OSError as error:
         raise UnreachableError(path, f"cannot be read: {error.strerror}") from error
-    if hashlib.sha256(data).hexdigest() != file.sha256:
+    except ValueError as error:
+        raise DamagedError(path, OTHER_CONTENT) from error
+    if digest.hexdigest() != file.sha256:
         raise DamagedError(path, OTHER_CONTENT)
-    return data
+    return state
 
 
 def _lost(folder: Path, skipped: tuple[Skipped, ...], otherwise: str) -> CheckpointError:

@@ -8,19 +8,25 @@ and is copied nowhere on its way in or out.
 """
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field, TypeAdapter
 from torch import Tensor
 
+from trainer.contract.spec import Frozen
 from trainer.program import ProgramError
 
 Scalar = float | int | bool | str | None
 Moments = dict[str, Tensor | Scalar]
 """What an optimizer keeps of one parameter."""
+Fill = Callable[[memoryview], None]
+"""Reads on: fills the whole of the memory that it is given."""
 
+_METADATA = "__metadata__"
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -39,6 +45,19 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+class _Entry(Frozen):
+    """What the header says of one tensor."""
+
+    dtype: str
+    shape: tuple[Annotated[int, Field(ge=0)], ...]
+    data_offsets: tuple[int, int]
+
+
+_HEADER = TypeAdapter(dict[str, dict[str, Any]])
+_ENTRIES = TypeAdapter(dict[str, _Entry])
+_SCALARS: TypeAdapter[dict[str, dict[str, Scalar]]] = TypeAdapter(dict[str, dict[str, Scalar]])
 
 
 @dataclass(frozen=True)
@@ -65,7 +84,7 @@ def encode(state: LayerState) -> Iterator[bytes | memoryview]:
     tensors, scalars = _flattened(state)
     # The widest types first keep every tensor aligned, as the library does.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, Any] = {"__metadata__": {"optimizer": json.dumps(scalars)}}
+    header: dict[str, Any] = {_METADATA: {"optimizer": json.dumps(scalars)}}
     at = 0
     for name in order:
         tensor = tensors[name]
@@ -79,8 +98,7 @@ def encode(state: LayerState) -> Iterator[bytes | memoryview]:
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for name in order:
-        on_host = tensors[name].detach().cpu().contiguous()
-        yield on_host.reshape(-1).view(torch.uint8).numpy().data
+        yield _bytes_of(tensors[name].detach().cpu().contiguous())
 
 
 def _flattened(state: LayerState) -> tuple[dict[str, Tensor], dict[str, dict[str, Scalar]]]:
@@ -108,30 +126,53 @@ def _flattened(state: LayerState) -> tuple[dict[str, Tensor], dict[str, dict[str
     return tensors, scalars
 
 
-def decode(data: bytearray, aliases: dict[str, str] | None = None) -> LayerState:
-    """The state in ``data``, whose content is known to be what was written.
+def decode(fill: Fill, num_bytes: int, aliases: dict[str, str] | None = None) -> LayerState:
+    """The state in a file of ``num_bytes`` that ``fill`` reads in order.
 
-    The tensors live in ``data`` itself; nothing is copied.
+    Nothing is copied: each tensor is filled in memory of its own, made by torch and so aligned as
+    every tensor's. The file is not trusted yet. Raises ValueError when it is none of ours.
     """
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    scalars = json.loads(header.pop("__metadata__")["optimizer"])
-    state = LayerState({}, {}, scalars, aliases or {})
-    for path, entry in header.items():
-        tensor = _tensor(data, 8 + length, entry)
+    length = int.from_bytes(_read(fill, 8, num_bytes), "little")
+    header = _HEADER.validate_json(bytes(_read(fill, length, num_bytes - 8)))
+    kept = _SCALARS.validate_python(json.loads(header.pop(_METADATA, {}).get("optimizer", "")))
+    state = LayerState(
+        {}, {}, {name: dict(moments) for name, moments in kept.items()}, aliases or {}
+    )
+    at = 0
+    for path, entry in _ENTRIES.validate_python(header).items():
+        tensor = _room(entry, at, num_bytes - 8 - length)
+        at += tensor.nbytes
+        if tensor.nbytes:
+            fill(_bytes_of(tensor))
         kind, name = path.split("/", 1)
         if kind == "optimizer":
             name, key = name.rsplit("/", 1)
-            state.optimizer[name][key] = tensor
+            state.optimizer.setdefault(name, {})[key] = tensor
         else:
             (state.parameters if kind == "parameters" else state.buffers)[name] = tensor
+    if at != num_bytes - 8 - length:
+        raise ValueError(f"holds {num_bytes - 8 - length} bytes of tensors and names {at}")
     return state
 
 
-def _tensor(data: bytearray, start: int, entry: dict[str, Any]) -> Tensor:
-    dtype, shape = _DTYPES[entry["dtype"]], entry["shape"]
-    begin, end = entry["data_offsets"]
-    if begin == end:
-        return torch.empty(shape, dtype=dtype)
-    count = (end - begin) // dtype.itemsize
-    return torch.frombuffer(data, dtype=dtype, count=count, offset=start + begin).reshape(shape)
+def _read(fill: Fill, length: int, there: int) -> bytearray:
+    if length > there:
+        raise ValueError(f"needs {length} bytes where {there} are")
+    data = bytearray(length)
+    fill(memoryview(data))
+    return data
+
+
+def _room(entry: _Entry, at: int, there: int) -> Tensor:
+    """Memory for the tensor that begins ``at`` in the ``there`` bytes of all tensors."""
+    dtype, (begin, end) = _DTYPES.get(entry.dtype), entry.data_offsets
+    if dtype is None or begin != at or end > there:
+        raise ValueError(f"a tensor of {entry.dtype} lies at {begin} .. {end}")
+    if math.prod(entry.shape) * dtype.itemsize != end - begin:
+        raise ValueError(f"a tensor of {entry.shape} does not have {end - begin} bytes")
+    return torch.empty(entry.shape, dtype=dtype)
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the host."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data

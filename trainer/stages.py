@@ -87,7 +87,8 @@ class Weight:
 
 
 class Stage:
-    """Layers ``mine`` of ``model``, filled with ``states`` as they stand after ``step`` steps.
+    """Layers ``mine`` of ``model``, filled with ``states`` as they stand after ``step`` steps: it
+    trains these very tensors, copying none.
 
     Raises ProgramError when the two do not fit each other exactly.
     """
@@ -286,10 +287,7 @@ class Stage:
             saved = states[layer_of(weight.name)].optimizer
             if weight.name not in saved:
                 raise ProgramError(f"the checkpoint has no optimizer state of {weight.owner}")
-            self.optimizer.state[weight.parameter] = {
-                key: value.clone() if isinstance(value, Tensor) else value
-                for key, value in saved[weight.name].items()
-            }
+            self.optimizer.state[weight.parameter] = dict(saved[weight.name])
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
         return self.optimizer.param_groups if self.optimizer else []
@@ -325,9 +323,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _value(saved: Mapping[str, Tensor], name: str, wanted: Tensor) -> Tensor:
-    """A copy of the saved tensor: its memory is aligned as every tensor's that torch makes, and a
-    kernel's result may depend on that.
-    """
+    """The saved tensor itself, which is the stage's from now on."""
     if name not in saved:
         raise ProgramError(f"the checkpoint does not fit the program: it has no {name}")
     found = saved[name]
@@ -336,7 +332,7 @@ def _value(saved: Mapping[str, Tensor], name: str, wanted: Tensor) -> Tensor:
             f"the checkpoint does not fit the program: {name} is {found.dtype} "
             f"{tuple(found.shape)} there and {wanted.dtype} {tuple(wanted.shape)} here"
         )
-    return found.clone()
+    return found
 
 
 def _refuse_unknown(layer: nn.Module, index: int, state: LayerState) -> None:

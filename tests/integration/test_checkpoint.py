@@ -1,6 +1,7 @@
 """Saving a model in the parts of one shape and loading it as any other, bit for bit; damage."""
 
 import errno
+import io
 import os
 import resource
 import signal
@@ -152,6 +153,52 @@ def test_the_header_says_where_the_checkpoint_stands(tmp_path: Path) -> None:
 # --- The layer's file
 
 
+def decoded(data: bytes) -> LayerState:
+    stream = io.BytesIO(data)
+
+    def fill(room: memoryview) -> None:
+        assert stream.readinto(room) == len(room)
+
+    return decode(fill, len(data))
+
+
+@pytest.mark.parametrize("flipped", range(8 + 8))
+def test_a_header_that_is_none_of_ours_is_refused_before_memory_is_made_for_it(
+    flipped: int,
+) -> None:
+    data = bytearray(b"".join(encode(LayerState({"w": torch.ones(2)}))))
+    data[flipped] ^= 0xFF
+    with pytest.raises(ValueError):
+        decoded(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"shape": [2]', b'"shape": [9]'),
+        (b'"data_offsets": [0, 8]', b'"data_offsets": [0, 9]'),
+        (b'"data_offsets": [0, 8]', b'"data_offsets": [4, 8]'),
+        (b'"dtype": "F32"', b'"dtype": "F99"'),
+        (b'"__metadata__"', b'"__netadata__"'),
+    ],
+)
+def test_a_header_that_contradicts_the_file_is_refused(old: bytes, new: bytes) -> None:
+    data = b"".join(encode(LayerState({"w": torch.ones(2)})))
+    assert old in data
+    with pytest.raises(ValueError):
+        decoded(data.replace(old, new))
+
+
+def test_each_tensor_that_is_read_has_memory_of_its_own_as_aligned_as_torch_makes_it(
+    tmp_path: Path,
+) -> None:
+    folder = save(tmp_path, trained_states())
+    for state in read_layers(folder, range(len(trained_states()))).values():
+        for tensor in state.parameters.values():
+            assert tensor.data_ptr() % 64 == 0
+            assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -170,7 +217,7 @@ def test_the_header_says_where_the_checkpoint_stands(tmp_path: Path) -> None:
 def test_any_tensor_survives_and_the_library_reads_it_too(tmp_path: Path, tensor: Tensor) -> None:
     odd = torch.tensor([1], dtype=torch.uint8)  # what would push the next one off its alignment
     data = b"".join(encode(LayerState({"w": tensor}, {"odd": odd})))
-    ours = decode(bytearray(data)).parameters["w"]
+    ours = decoded(data).parameters["w"]
     library = safetensors.torch.load(data)["parameters/w"]
     for found in (ours, library):
         assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
@@ -180,7 +227,7 @@ def test_any_tensor_survives_and_the_library_reads_it_too(tmp_path: Path, tensor
 def test_optimizer_state_that_is_no_tensor_survives() -> None:
     moments = {"step": 7, "beta": 0.1, "started": True, "nothing": None, "way": "up"}
     state = LayerState({"w": torch.ones(2)}, {}, {"w": {**moments, "m": torch.ones(2)}})
-    found = decode(bytearray(b"".join(encode(state)))).optimizer["w"]
+    found = decoded(b"".join(encode(state))).optimizer["w"]
     assert {key: found[key] for key in moments} == moments
 
 
