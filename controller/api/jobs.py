@@ -1,4 +1,4 @@
-"""Jobs: list, look at, cancel, drill."""
+"""Jobs: list, look at, cancel, pause, save, drill."""
 
 import random
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from controller.bell import FEED, RECONCILER
 from controller.cloud.local import kill_tree
 from controller.core.events import EventType
 from controller.core.states import JobState
+from controller.parts import Parts
 from controller.store import events, jobs, nodes
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], route_class=StrictRoute)
@@ -172,6 +173,48 @@ def cancel(here: Here, by: Caller, job: str) -> schemas.JobView:
 
     view = here.store.write(work).result()
     here.ring(RECONCILER, FEED)
+    return view
+
+
+@router.post("/{job}/actions/pause", status_code=202)
+def pause(here: Here, by: Caller, job: str) -> schemas.JobView:
+    """All ranks stop after the same step and save it; then the job holds no nodes."""
+    return _pause(here, by, job, wanted=True)
+
+
+@router.post("/{job}/actions/resume", status_code=202)
+def resume(here: Here, by: Caller, job: str) -> schemas.JobView:
+    """A paused job goes on from where it stopped."""
+    return _pause(here, by, job, wanted=False)
+
+
+def _pause(here: Parts, by: Caller, job: str, *, wanted: bool) -> schemas.JobView:
+    at = here.clock.now()
+
+    def work(connection: sa.Connection) -> schemas.JobView:
+        row = job_row(connection, job)
+        jobs.pause(connection, row.id, by.label, at, wanted=wanted)
+        return views.job_view(connection, job_row(connection, row.id))
+
+    view = here.store.write(work).result()
+    here.ring(RECONCILER, FEED)
+    return view
+
+
+@router.post("/{job}/actions/checkpoint", status_code=202)
+def checkpoint(here: Here, by: Caller, job: str) -> schemas.JobView:
+    """All ranks save after the same step, the next one, and train on."""
+    at = here.clock.now()
+
+    def work(connection: sa.Connection) -> tuple[schemas.JobView, tuple[str, str] | None]:
+        row = job_row(connection, job)
+        told = jobs.save_now(connection, row.id, by.label, at)
+        return views.job_view(connection, row), told
+
+    view, told = here.store.write(work).result()
+    if told is None:
+        raise ProblemException(409, f"{view.name} is {view.state}: there is no step to save.")
+    here.ring(told, FEED)
     return view
 
 

@@ -181,7 +181,7 @@ def _open_recovery(connection: sa.Connection, job: str, number: int) -> schemas.
         .limit(1)
     ).one_or_none()
     still = (GenerationState.HALTED, GenerationState.ENDED)
-    if over or was is None or was.state not in still:
+    if over or was is None or was.state not in still or was.end_reason == Reason.USER.value:
         return None
     last = last_launch(connection, job)
     to = last if last is not None and last.number > was.number else None

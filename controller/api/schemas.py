@@ -10,6 +10,9 @@ is named by its id, its name (the newest of that name) or a unique prefix of its
                                         only those that are not over
     GET  /jobs/{job}                    -> JobView
     POST /jobs/{job}/actions/cancel     -> 202 JobView                   again: the same, no-op
+    POST /jobs/{job}/actions/pause      -> 202 JobView                   saves a common step first
+    POST /jobs/{job}/actions/resume     -> 202 JobView
+    POST /jobs/{job}/actions/checkpoint -> 202 JobView                   409: no step is on its way
     POST /jobs/{job}/actions/evict      EvictRequest -> 202 EvictAnswer  a drill
     GET  /jobs/{job}/events             -> Page[EventView]               ?after=SEQ&limit=50&type=…
                                                                          &last=N (the newest N)
@@ -115,6 +118,7 @@ class JobView(View):
     """One sentence: why it is in its state."""
     program: str
     cancel_wanted: bool
+    pause_wanted: bool = False
     shape: ShapeView | None
     """Of the generation that is launching or running; of the last one when the job is over."""
     cuts: tuple[int, ...]
@@ -360,6 +364,8 @@ class NodeView(View):
     heard_at: datetime
     heard_seconds_ago: float
     gone_at: datetime | None
+    leaves_at: datetime | None = None
+    """When it will be taken, as it was told."""
 
 
 class EventView(View):

@@ -1,4 +1,6 @@
-"""The verbs about jobs: submit, validate, init, jobs, status, evict, cancel, wait."""
+"""The verbs about jobs: submit, validate, init, jobs, status, evict, cancel, pause,
+resume, save, wait.
+"""
 
 import sys
 import time
@@ -177,6 +179,31 @@ def cancel(context: typer.Context, job: str, yes: Yes = False, json_: AsJson = F
         output.as_json(view)
     else:
         news = f"was over already: {view.state}" if view.state.is_over else "is being cancelled"
+        output.say(f"{view.name} {news}.")
+
+
+def pause(context: typer.Context, job: str, json_: AsJson = False) -> None:
+    """Save a job's next step and free its nodes until `resume`."""
+    _ask_for(context, job, "pause", "is being paused", json_)
+
+
+def resume(context: typer.Context, job: str, json_: AsJson = False) -> None:
+    """Go on with a paused job."""
+    _ask_for(context, job, "resume", "goes on", json_)
+
+
+def save(context: typer.Context, job: str, json_: AsJson = False) -> None:
+    """Save a checkpoint of a job's next step, and train on."""
+    _ask_for(context, job, "checkpoint", "saves its next step", json_)
+
+
+def _ask_for(context: typer.Context, job: str, action: str, news: str, json_: bool) -> None:
+    view = Connection.of(context).post(job_path(job, f"/actions/{action}"), {}, JobView)
+    if json_:
+        output.as_json(view)
+    elif view.state.is_over:
+        output.say(f"{view.name} was over already: {view.state}.")
+    else:
         output.say(f"{view.name} {news}.")
 
 

@@ -49,7 +49,8 @@ def _global_options(
 
 
 for _verb in (local.serve, demo.demo, jobs.submit, jobs.validate, jobs.init, jobs.jobs, jobs.status,
-              watch.logs, watch.events, watch.nodes, jobs.evict, jobs.cancel, jobs.wait,
+              watch.logs, watch.events, watch.nodes, jobs.evict, jobs.cancel, jobs.pause,
+              jobs.resume, jobs.save, jobs.wait,
               local.schedule):  # fmt: skip
     app.command()(_verb)
 app.command("try")(local.try_)

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from controller.core.actions import SeatAt
-from controller.core.liveness import is_answering
-from controller.core.states import JobState, NodeState
+from controller.core.liveness import is_answering, is_leaving
+from controller.core.states import JobState
 from controller.core.world import Job, Node, Rules, World
 from controller.planner.choose import Choice, Depths, NoPlan, choose
 from controller.planner.shapes import auto_micro_batch
@@ -34,11 +34,8 @@ class Pool:
 
     def __init__(self, world: World, now: float, rules: Rules) -> None:
         self.alive = {node.name: node for node in world.nodes if not node.state.is_gone}
-        self._answering = {
-            node.name
-            for node in self.alive.values()
-            if is_answering(node, now, rules) and node.state is not NodeState.DRAINING
-        }
+        self._answering = {n.name for n in self.alive.values() if is_answering(n, now, rules)}
+        self._leaving = {n.name for n in self.alive.values() if is_leaving(n, now, rules)}
         self._holder: dict[str, str] = {}
         for job in world.jobs:
             for node in _own(job):
@@ -82,8 +79,9 @@ class Pool:
         self._holder = {name: holder for name, holder in self._holder.items() if holder != job.id}
 
     def _within_reach(self, job: Job) -> list[Node]:
-        """Its own and the free ones, of one device kind: CUDA if there are enough of it."""
-        mine = [n for n in self.alive.values() if self._holder.get(n.name) in (None, job.id)]
+        """Its own and the free ones, if they stay; of one device kind: CUDA if there are enough."""
+        staying = [n for n in self.alive.values() if n.name not in self._leaving]
+        mine = [n for n in staying if self._holder.get(n.name) in (None, job.id)]
         wanted = ("cuda", "cpu") if job.spec.device == "auto" else (job.spec.device,)
         kinds = [[n for n in mine if n.device_kind == kind] for kind in wanted]
         enough = (nodes for nodes in kinds if len(nodes) >= job.spec.nodes.min)

@@ -20,6 +20,10 @@ FIRST_LISTINGS = 6
 """A checkpoint folder that was never reached is given up after so many tries."""
 
 
+UNFORCED = (Reason.USER, Reason.EVICTION, Reason.SCALE_UP)
+"""A wish that the generation stops: nothing has failed."""
+
+
 @dataclass(frozen=True)
 class Strain:
     """Endings in a row without progress, by kind."""
@@ -54,7 +58,7 @@ def _counted(so_far: Strain, g: EndedGeneration) -> Strain:
         unreachable, since = unreachable + 1, since if unreachable else g.ended_at
     elif g.launched and g.reason is Reason.NODE_LOST:
         interrupted += 1
-    elif g.launched and g.reason not in (Reason.DONE, Reason.CHECKPOINT_DAMAGED):
+    elif g.launched and g.reason not in (Reason.DONE, Reason.CHECKPOINT_DAMAGED, *UNFORCED):
         stuck += 1
     return Strain(charged, stuck, interrupted, unreachable, since)
 

@@ -17,7 +17,7 @@ from controller.core.actions import (
     PlanGeneration,
 )
 from controller.core.assign import choice_for
-from controller.core.budget import given_up, not_before, strain
+from controller.core.budget import UNFORCED, given_up, not_before, strain
 from controller.core.faults import Fault
 from controller.core.liveness import is_silent
 from controller.core.look import Look
@@ -45,6 +45,8 @@ def follow(look: Look, job: Job, above: int = 0) -> Actions:
     """``job`` has no generation: give up, wait, or plan one (with a number above ``above``)."""
     if found := resume.final(job):
         return succeed(look, job, found)
+    if job.pause_wanted:
+        return _pause(look, job)
     if verdict := given_up(job, look.now, look.rules):
         return close(look, job, JobState.FAILED, *verdict)
     nodes = look.pool.offer(job)
@@ -64,6 +66,23 @@ def follow(look: Look, job: Job, above: int = 0) -> Actions:
     number = max(job.last_number, above) + 1
     plan = PlanGeneration(job.id, number, node.name, node.incarnation, message)
     return plan, *say(job, state, reason, message)
+
+
+def take_up(look: Look, job: Job) -> Actions:
+    """A paused job is to go on."""
+    message = "Resumed by the user."
+    waiting = replace(
+        job, state=JobState.WAITING, reason=None, message=message, waiting_since=look.now
+    )
+    return MoveJob(job.id, JobState.WAITING, None, message), *follow(look, waiting)
+
+
+def _pause(look: Look, job: Job) -> Actions:
+    """Nothing of it runs any more."""
+    look.pool.release(job)
+    found = resume.newest(job)
+    at = f" at step {found.step:,}" if found else ""
+    return say(job, JobState.PAUSED, Reason.USER, f"Paused by the user{at}.")
 
 
 def hold(look: Look, job: Job, silent: tuple[Node, ...]) -> Actions:
@@ -153,6 +172,8 @@ def _coming(look: Look, job: Job, nodes: tuple[Node, ...]) -> tuple[JobState, Re
     after = f" in {seconds(pause)}" if pause > 0 else ""
     if last.reason is Reason.NODE_LOST:
         return state, Reason.NODE_LOST, f"{loss(job, look.pool)}; re-planning on {on}{after}."
+    if last.reason in UNFORCED:
+        return state, last.reason, f"{last.because.rstrip('.')}; re-planning on {on}{after}."
     again = "Launching again"
     if last.charged:
         attempt = strain(job.past).charged + 1

@@ -29,6 +29,7 @@ def _no_stand_in(given: Any) -> Any:
     return given
 
 
+NOT_NEGATIVE = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Whole = Annotated[int, BeforeValidator(_no_stand_in)]
 """An int that ``true`` and ``"8"`` are not taken for."""
 
@@ -95,6 +96,22 @@ class Plan(Strict):
     depth: Literal["auto"] | NodeRange = "auto"
     micro_batch: Literal["auto"] | Annotated[Whole, Field(ge=1)] = "auto"
     schedule: ScheduleName = "varuna"
+    min_gain: float = Field(default=0.05, ge=0, lt=1)
+    """A running job grows when a step is estimated to take so much less: ``5%``, or 0.05."""
+    settle: NOT_NEGATIVE = 60.0
+    """... and nobody has joined for so long."""
+
+    @field_validator("min_gain", mode="before")
+    @classmethod
+    def _percent(cls, given: Any) -> Any:
+        if isinstance(given, str) and (found := re.fullmatch(r"\s*([\d.]+)\s*%\s*", given)):
+            return float(found[1]) / 100
+        return given
+
+    @field_validator("settle", mode="before")
+    @classmethod
+    def _duration(cls, given: Any) -> Any:
+        return parse_duration(given) if isinstance(given, str) else given
 
 
 class Recovery(Strict):

@@ -27,6 +27,11 @@ def is_answering(node: Node, now: float, rules: Rules) -> bool:
     return broken is None or node.heard_at > broken + rules.broken_bound
 
 
+def is_leaving(node: Node, now: float, rules: Rules) -> bool:
+    """Whether it was told that it will be taken, and may still be."""
+    return node.notice is not None and now < node.notice.deadline + rules.notice_lapses
+
+
 def is_silent(
     node: Node, generation: Generation | None, world: World, now: float, rules: Rules
 ) -> bool:

@@ -6,7 +6,7 @@ the jobs are gone through one by one (so that no node is given out twice), and t
 
 from controller.core.actions import MarkNode
 from controller.core.assign import Pool
-from controller.core.liveness import is_dead, is_silent, left_with_its_generation
+from controller.core.liveness import is_dead, is_leaving, is_silent, left_with_its_generation
 from controller.core.states import NodeState, may_move
 from controller.core.words import ended, seconds
 from controller.core.world import Generation, Node, Rules, World
@@ -29,6 +29,9 @@ class Look:
         """The node is lost from here on."""
         self.pool.lose(node)
         self.working.discard((node.name, node.incarnation))
+        if node.notice is not None:
+            told = f"{node.name} is gone, as it was told ({node.notice.kind})."
+            return MarkNode(node.name, node.incarnation, NodeState.EVICTED, told)
         return MarkNode(node.name, node.incarnation, NodeState.LOST, ended(because))
 
     def lost_idle_nodes(self) -> list[MarkNode]:
@@ -44,13 +47,16 @@ class Look:
         return marks
 
     def settled_nodes(self) -> list[MarkNode]:
-        """Who is seated works, who is not is ready."""
+        """Who will be taken drains; else who is seated works, who is not is ready."""
         marks = []
         for node in self.pool.alive.values():
             seated = (node.name, node.incarnation) in self.working
             wanted = NodeState.WORKING if seated else NodeState.READY
-            is_leaving = node.state is NodeState.DRAINING
-            if node.state is not wanted and not is_leaving and may_move(node.state, wanted):
+            if is_leaving(node, self.now, self.rules):
+                wanted = NodeState.DRAINING
+            elif node.state is NodeState.DRAINING:
+                wanted = NodeState.READY
+            if node.state is not wanted and may_move(node.state, wanted):
                 because = f"{node.name} is {wanted}."
                 marks.append(MarkNode(node.name, node.incarnation, wanted, because))
         return marks

@@ -26,12 +26,13 @@ from controller.core.actions import (
     MoveGeneration,
 )
 from controller.core.assign import by_turn, choice_for, micro_batch_of, seats
-from controller.core.ending import Actions, close, end, follow, hold, say, succeed
+from controller.core.ending import Actions, close, end, follow, hold, say, succeed, take_up
 from controller.core.faults import Fault, fault_of
 from controller.core.look import Look
-from controller.core.standstill import rescue, stop_by
+from controller.core.standstill import drain, drained, rescue, stop_by
 from controller.core.states import GenerationState, JobState, Reason
 from controller.core.story import because_of, launch_sentence, loss_of
+from controller.core.wishes import room_to_grow, wish_of
 from controller.core.words import count, seconds, times
 from controller.core.world import Checkpoint, Generation, Job, Node, Rules, World
 from controller.planner.choose import Choice
@@ -66,7 +67,7 @@ def _about(look: Look, job: Job) -> Actions | None:
     if job.cancel_wanted:
         return close(look, job, JobState.CANCELLED, Reason.USER, "Cancelled by the user.")
     if job.state is JobState.PAUSED:
-        return ()
+        return () if job.pause_wanted else take_up(look, job)
     if job.current is None:
         return follow(look, job)
     if job.current.is_launched:
@@ -81,6 +82,8 @@ def _prepare(look: Look, job: Job, planned: Generation) -> Actions:
     """Launch, when the folder is listed and losses and joins have settled."""
     nodes = look.pool.offer(job)
     look.pool.take(job, nodes)
+    if job.pause_wanted:
+        return end(look, job, Fault(Reason.USER, False, "Paused before it was launched"))
     if fault := _listing_fault(look, planned, nodes):
         above = planned.found.newest_marker if planned.found else 0
         return end(look, job, fault, above)
@@ -199,7 +202,7 @@ def _launch_first_weights(
 
 
 def _watch(look: Look, job: Job, generation: Generation) -> Actions | None:
-    """Done? A node lost? A fault? Else it goes on."""
+    """Done? A node lost? A fault? A wish that it stops? Else it goes on."""
     if generation.kind == "first_weights":
         if job.costs is not None and resume.newest(job) is not None:
             return end(look, job, Fault(Reason.DONE, False, "The model is built and measured"))
@@ -218,6 +221,10 @@ def _watch(look: Look, job: Job, generation: Generation) -> Actions | None:
     suspects = look.suspects(generation)
     if fault := fault_of(generation, job.spec.steps, suspects, look.now, look.rules):
         return stop_by(look, job, fault)
+    if generation.state is GenerationState.DRAINING:
+        return drained(look, job, generation)
+    if wish := wish_of(look, job, generation):
+        return drain(look, job, wish)
     if generation.kind == "first_weights":
         look.pool.take(job, (*look.seated(generation), *look.pool.offer(job)))
     return None
@@ -230,11 +237,14 @@ def _goes_without(look: Look, job: Job, generation: Generation) -> bool:
 
 
 def _go_on(look: Look, job: Job) -> Actions:
-    """Say that it runs, once it does, and tidy up behind it."""
+    """Say that it runs, once it does, and tidy up behind it; or have it grow."""
     generation = job.current
     if generation is None or generation.committed == 0:
         return ()
-    spare = len(look.pool.offer(job)) - len(generation.nodes)
+    if wish := room_to_grow(look, job, generation):
+        return drain(look, job, wish)
+    offered = {(node.name, node.incarnation) for node in look.pool.offer(job)}
+    spare = len(offered.difference(generation.nodes))
     spares = f"; {count(spare, 'more VM')} ready, used at the next re-plan" if spare > 0 else ""
     message = f"Running {times(generation.shape)} on {count(len(generation.nodes), 'VM')}{spares}."
     said = say(job, JobState.RUNNING, None, message)

@@ -1,7 +1,7 @@
 """While a generation stands still: who is waited for, who applies, who saves, when it ends. PURE.
 
-    a loss --> halted: all survivors report --> who is behind applies the vote
-           --> each writes its share --> ended
+    a wish --> draining: all stop after the same step, each saves its share --> ended
+    a loss --> halted: survivors report, who is behind applies the vote, each saves --> ended
 
 Decided afresh at every look from what was reported and ordered, so a further loss needs no case of
 its own: what is written counts, what the lost were to write goes to others, and when a layer has
@@ -17,8 +17,11 @@ from controller.core.faults import Fault
 from controller.core.look import Look
 from controller.core.states import GenerationState, JobState, Reason
 from controller.core.story import loss_of
+from controller.core.wishes import Wish, drain_bound, time_left
 from controller.core.words import count, listed
 from controller.core.world import Ending, Generation, Job, Seat
+
+# --- A loss or a fault ---------------------------------------------------------------------------
 
 
 def stop_by(look: Look, job: Job, fault: Fault) -> Actions:
@@ -26,18 +29,14 @@ def stop_by(look: Look, job: Job, fault: Fault) -> Actions:
     generation = job.current
     assert generation is not None
     left = [seat.rank for seat in _alive(look, generation)]
-    if not fault.spares_others or not salvage.is_worth_it(job, generation, left, look.rules):
-        return end(look, job, fault)
-    still = StandStill(
-        job=job.id,
-        number=generation.number,
-        state=GenerationState.HALTED,
-        reason=fault.reason,
-        charged=fault.charged,
-        because=fault.because,
-    )
-    state = JobState.WAITING if job.state is JobState.WAITING else JobState.RECOVERING
+    if fault.spares_others and salvage.is_worth_it(job, generation, left, look.rules):
+        return _halt(look, job, generation, fault)
+    return end(look, job, fault)
+
+
+def _halt(look: Look, job: Job, generation: Generation, fault: Fault) -> Actions:
     message = f"{fault.because}; the others keep step {generation.committed:,}."
+    state = JobState.WAITING if job.state is JobState.WAITING else JobState.RECOVERING
     said = say(job, state, fault.reason, message)
     halted = replace(
         generation,
@@ -45,7 +44,19 @@ def stop_by(look: Look, job: Job, fault: Fault) -> Actions:
         ending=Ending(fault.reason, fault.charged, fault.because, look.now),
     )
     job = replace(job, state=state, reason=fault.reason, message=message, current=halted)
+    still = _still(job, generation, GenerationState.HALTED, fault)
     return still, *said, *rescue(look, job, halted)
+
+
+def _still(job: Job, generation: Generation, state: GenerationState, fault: Fault) -> StandStill:
+    return StandStill(
+        job=job.id,
+        number=generation.number,
+        state=state,
+        reason=fault.reason,
+        charged=fault.charged,
+        because=fault.because,
+    )
 
 
 def rescue(look: Look, job: Job, generation: Generation) -> Actions:
@@ -107,6 +118,43 @@ def _save(
         because=f"{because} {count(len(missing), 'layer')} of step {best:,} from memory.",
     )
     return (order,)
+
+
+# --- A wish ------------------------------------------------------------------------------------
+
+
+def drain(look: Look, job: Job, wish: Wish) -> Actions:
+    """Have all ranks stop after the same step and save it; when a node is taken before that could
+    be done, halt now. What is launching holds nothing and ends.
+    """
+    generation = job.current
+    assert generation is not None
+    fault = Fault(wish.reason, False, wish.because, spares_others=True)
+    if generation.state is GenerationState.LAUNCHING:
+        return end(look, job, fault)
+    if time_left(look, job, generation) < generation.step_seconds:
+        return stop_by(look, job, fault)
+    still = _still(job, generation, GenerationState.DRAINING, fault)
+    message = f"{wish.because}; all stop after the same step and save it."
+    return still, *say(job, job.state, wish.reason, message)
+
+
+def drained(look: Look, job: Job, generation: Generation) -> Actions:
+    """End when the step that all stopped after is saved; halt when that takes too long."""
+    ending = generation.ending
+    assert ending is not None
+    stopped = max(seat.stopped for seat in generation.seats)
+    fault = Fault(ending.reason, ending.charged, ending.because, spares_others=True)
+    if stopped and salvage.steps_at_risk(job, stopped) <= 0:
+        return end(look, job, _fault(look, generation, f"drained at step {stopped:,}"))
+    have_failed = all(seat.stopped or seat.exit for seat in generation.seats)
+    is_late = look.now > ending.at + drain_bound(job, generation, look.rules)
+    if have_failed or is_late or time_left(look, job, generation) < 0:
+        return stop_by(look, job, fault)
+    return ()
+
+
+# --- Small -------------------------------------------------------------------------------------
 
 
 def _fault(look: Look, generation: Generation, outcome: str) -> Fault:

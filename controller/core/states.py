@@ -10,7 +10,8 @@
                    |           |          |  ^-----> halted      ^
                    +-----------+----------+-------------+--------+
 
-    node        joining -> ready <-> working -> draining -> ready | lost | evicted
+    node        joining -> ready <-> working <-> draining (told that it will be taken)
+                any of them -> lost | evicted
 
 lost and evicted are final for every decision: a node that comes back is a new incarnation. Only
 registering (store/nodes.py) takes a lost incarnation back, one that was merely cut off.
@@ -118,10 +119,10 @@ _JOB_MOVES: Mapping[JobState, frozenset[JobState]] = {
     _J.CANCELLED: frozenset(),
 }
 _NODE_MOVES: Mapping[NodeState, frozenset[NodeState]] = {
-    _N.JOINING: frozenset({_N.READY, _N.WORKING, _N.LOST, _N.EVICTED}),
+    _N.JOINING: frozenset({_N.READY, _N.WORKING, _N.DRAINING, _N.LOST, _N.EVICTED}),
     _N.READY: frozenset({_N.WORKING, _N.DRAINING, _N.LOST, _N.EVICTED}),
     _N.WORKING: frozenset({_N.READY, _N.DRAINING, _N.LOST, _N.EVICTED}),
-    _N.DRAINING: frozenset({_N.READY, _N.LOST, _N.EVICTED}),
+    _N.DRAINING: frozenset({_N.READY, _N.WORKING, _N.LOST, _N.EVICTED}),
     _N.LOST: frozenset(),
     _N.EVICTED: frozenset(),
 }

@@ -16,6 +16,15 @@ from trainer.contract.spec import ResumedFrom, Shape
 
 
 @dataclass(frozen=True)
+class Notice:
+    """A node was told that it will be taken."""
+
+    kind: str
+    deadline: float
+    """When, at the latest that is known."""
+
+
+@dataclass(frozen=True)
 class Node:
     """One incarnation of a node that is not gone."""
 
@@ -35,6 +44,7 @@ class Node:
     beats are not among it: they follow from ``heard_at``.
     """
     registered_at: float = 0.0
+    notice: Notice | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,8 @@ class Seat:
     halted_at: float = 0.0
     failed: Failed | None = None
     exit: Exit | None = None
+    stopped: int = 0
+    """The step that it stopped after, as ordered; 0: it has not."""
     forwarded_at: float = 0.0
     """When it was ordered to apply the step that others have voted; 0: it was not."""
     saving: tuple[int, ...] = ()
@@ -202,6 +214,7 @@ class Job:
     checkpoints: tuple[Checkpoint, ...]
     waiting_since: float
     """When it entered ``waiting``; 0 in other states."""
+    pause_wanted: bool = False
     save_rate: float = 0.0
     """Bytes a second that one rank has lately written to checkpoints (a median); 0: unknown."""
 
@@ -242,6 +255,14 @@ class Rules:
     """For one rank's share of a salvage; longer when three times the prediction is."""
     save_rate: float = 100e6
     """Bytes a second, while nothing was measured."""
+    drain_deadline: float = 60.0
+    """From the order to stop after a common step until all is saved; longer when steps are."""
+    notice_margin: float = 2.0
+    """A VM that was told to go may go so much before its time."""
+    notice_lapses: float = 120.0
+    """A VM that is still there so long after its time stays."""
+    move_seconds: float = 2.0
+    """A running job grows only when it gains more than that by its end."""
     hang_after: float = 300.0
     """No step, though every agent answers."""
     backoff: float = 1.0

@@ -21,7 +21,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from controller.core.events import EventType
-from controller.core.states import JobState
+from controller.core.states import JobState, Reason
 from controller.core.words import count, times
 from controller.store import events
 from controller.store.rows import insert_new
@@ -168,7 +168,7 @@ def close_recovery(connection: sa.Connection, job: str, number: int, at: float) 
         .order_by(generations.c.number.desc())
         .limit(1)
     ).one_or_none()
-    if was is None:
+    if was is None or was.end_reason == Reason.USER.value:  # a pause is no recovery
         return
     begun = resumed_from(to.resumed_from)
     resumed = begun.step if begun else 0

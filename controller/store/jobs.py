@@ -8,13 +8,15 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
+from agent import wire
 from controller.core.events import EventType
 from controller.core.jobspec import JobSpec
-from controller.core.states import JobState
+from controller.core.states import GenerationState, JobState
 from controller.store import events
+from controller.store.nodes import give_order
 from controller.store.rows import changed
 from controller.store.snapshot import OVER
-from controller.store.tables import idempotency, jobs
+from controller.store.tables import generations, idempotency, jobs, seats
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
@@ -104,6 +106,43 @@ def cancel(connection: sa.Connection, job: str, by: str, at: float) -> bool:
         message = f"Cancellation was asked for by {by}."
         events.record(connection, at, EventType.CANCEL_ASKED, message, job=job)
     return bool(news)
+
+
+def pause(connection: sa.Connection, job: str, by: str, at: float, *, wanted: bool) -> None:
+    """Write down that the job is to pause, or to go on again; over is over, again is no news."""
+    news = changed(
+        connection,
+        jobs.update()
+        .where(jobs.c.id == job, jobs.c.pause_wanted.is_not(wanted), jobs.c.state.not_in(OVER))
+        .values(pause_wanted=wanted),
+    )
+    if news:
+        type_ = EventType.PAUSE_ASKED if wanted else EventType.RESUME_ASKED
+        message = f"A {'pause' if wanted else 'resume'} was asked for by {by}."
+        events.record(connection, at, type_, message, job=job)
+
+
+def save_now(connection: sa.Connection, job: str, by: str, at: float) -> tuple[str, str] | None:
+    """Order a checkpoint of the next step; who was told, or None: no step is on its way.
+
+    One rank is enough: its flag rides on the vote, so all save after the same step.
+    """
+    seat = connection.execute(
+        sa.select(seats)
+        .join(
+            generations,
+            (generations.c.job == seats.c.job) & (generations.c.number == seats.c.generation),
+        )
+        .where(seats.c.job == job, seats.c.rank == 0)
+        .where(generations.c.state == GenerationState.RUNNING.value)
+    ).one_or_none()
+    if seat is None:
+        return None
+    order = wire.SaveNowOrder(job=job, generation=seat.generation)
+    give_order(connection, seat.node, seat.incarnation, job, seat.generation, order, at)
+    message = f"A checkpoint was asked for by {by}."
+    events.record(connection, at, EventType.SAVE_ASKED, message, job=job)
+    return seat.node, seat.incarnation
 
 
 def find(connection: sa.Connection, reference: str) -> Any | None:

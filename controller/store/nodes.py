@@ -106,6 +106,22 @@ def reported(connection: sa.Connection, node: str, incarnation: str) -> int:
     return int(found)
 
 
+def take_notice(
+    connection: sa.Connection, node: str, incarnation: str, noticed: wire.Noticed, at: float
+) -> None:
+    """It was told that it will be taken. Of several notices the newest counts."""
+    told = {"kind": noticed.notice, "event": noticed.event, "at": at,
+            "deadline": at + noticed.seconds_left}  # fmt: skip
+    connection.execute(
+        nodes.update()
+        .where(nodes.c.name == node, nodes.c.incarnation == incarnation)
+        .values(notice=told)
+    )
+    message = f"{node} was told that it will be taken in {noticed.seconds_left:.0f} s"
+    message += f" ({noticed.notice})."
+    events.record(connection, at, EventType.NODE_NOTICED, message, node=node, notice=told)
+
+
 def flush_heard(connection: sa.Connection, heard: Mapping[tuple[str, str], float]) -> None:
     """Write down when nodes were last heard, in one go."""
     if heard:

@@ -18,7 +18,7 @@ from controller.core.salvage import KIND
 from controller.core.states import GenerationState
 from controller.store import events, history
 from controller.store.folders import take_listing, take_part
-from controller.store.nodes import reported
+from controller.store.nodes import reported, take_notice
 from controller.store.rows import changed, insert_new
 from controller.store.tables import generations, jobs, nodes, orders, seats
 from controller.store.tables import steps as steps_table
@@ -70,6 +70,9 @@ def take(
                 _order_done(connection, node, done, at, taken)
             case wire.Looked() as looked:
                 take_listing(connection, looked, at)
+                taken.decisive = True
+            case wire.Noticed() as noticed:
+                take_notice(connection, node, incarnation, noticed, at)
                 taken.decisive = True
         taken.reported = report.number
     if taken.reported > before:

@@ -23,6 +23,7 @@ from controller.core.world import (
     Generation,
     Job,
     Node,
+    Notice,
     Seat,
     World,
 )
@@ -122,6 +123,7 @@ def _node(row: Any, sign: Sign | None) -> Node:
         heard_at=max(row.heard_at, sign.heard_at if sign else 0.0),
         suspect_since=sign.suspect_since if sign else None,
         registered_at=row.registered_at,
+        notice=Notice(row.notice["kind"], row.notice["deadline"]) if row.notice else None,
     )
 
 
@@ -141,6 +143,7 @@ def _job(
         message=row.message,
         submitted_at=row.submitted_at,
         cancel_wanted=row.cancel_wanted,
+        pause_wanted=row.pause_wanted,
         costs=LayerCosts.model_validate(row.costs) if row.costs else None,
         current=current,
         past=tuple(past[number] for number in sorted(past)),
@@ -222,6 +225,7 @@ def _seat(row: Any) -> Seat:
         halted=Halted.model_validate(row.halted) if row.halted else None,
         halted_at=row.halted_at or 0.0,
         failed=Failed.model_validate(row.failed) if row.failed else None,
+        stopped=row.stopped or 0,
         refused=row.save_failed is not None,
         exit=Exit(**row.exit, at=row.exit_at) if row.exit else None,
     )

@@ -231,6 +231,8 @@ def test_a_body_too_large_is_refused_with_or_without_its_length(user: httpx2.Cli
         ("GET", "/api/v1/jobs/none", 404),
         ("GET", "/api/v1/jobs/none/ledger", 404),
         ("POST", "/api/v1/jobs/none/actions/cancel", 404),
+        ("POST", "/api/v1/jobs/none/actions/pause", 404),
+        ("POST", "/api/v1/jobs/none/actions/checkpoint", 404),
         ("GET", "/api/v1/stream?job=none", 404),
         ("GET", "/nowhere", 404),
         ("DELETE", "/api/v1/jobs", 405),
@@ -251,6 +253,20 @@ def test_our_own_mistake_is_a_problem_too(
     monkeypatch.setattr("controller.api.views.job_views", break_)
     found = problem(user.get("/api/v1/jobs"), 500)
     assert "secret" not in found.model_dump_json()
+
+
+# ---- pause, resume, save
+
+
+def test_a_job_pauses_and_goes_on_and_saves_only_while_it_runs(user: httpx2.Client) -> None:
+    user.post("/api/v1/jobs", json={"spec": SPEC})
+    assert user.post("/api/v1/jobs/a/actions/pause").json()["pause_wanted"] is True
+    until(lambda: user.get("/api/v1/jobs/a").json()["state"] == "paused")
+    assert "no step to save" in problem(user.post("/api/v1/jobs/a/actions/checkpoint"), 409).detail
+    assert user.post("/api/v1/jobs/a/actions/resume").status_code == 202
+    until(lambda: user.get("/api/v1/jobs/a").json()["state"] == "waiting")
+    asked = [e["type"] for e in user.get("/api/v1/jobs/a/events").json()["items"]]
+    assert {"pause_asked", "resume_asked"} <= set(asked)
 
 
 # ---- submit once

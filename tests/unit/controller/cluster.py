@@ -32,6 +32,7 @@ from controller.core.world import (
     Generation,
     Job,
     Node,
+    Notice,
     Rules,
     Seat,
     World,
@@ -328,6 +329,8 @@ class Cluster:
             self.list_folder(job_id)
         elif job.current.state is GenerationState.HALTED:
             self.survive(job_id)
+        elif job.current.state is GenerationState.DRAINING:
+            self.stop(job_id)
         elif self._is_whole(job.current):
             if job.current.kind == "first_weights":
                 self.jobs[job_id] = replace(job, costs=costs_of(self.layers))
@@ -401,6 +404,23 @@ class Cluster:
             {**fields, "cause": "a link broke", "suspects": suspects, **said}
         )
         self._change_seat(job_id, rank, halted=halted, halted_at=self.now, phase=Phase.HALTED)
+
+    def stop(self, job_id: str = "job_a", *, save: bool = True) -> None:
+        """All ranks of a draining generation stop after the next step, if all are there."""
+        if not self._is_whole(self.generation(job_id)) or self.generation(job_id).seats[0].stopped:
+            return
+        self.step(job_id, save_every=1 if save else 10**6)
+        current = self.generation(job_id)
+        stopped = tuple(replace(seat, stopped=current.committed) for seat in current.seats)
+        self._change(job_id, seats=stopped)
+
+    def notice(self, name: str, seconds: float) -> None:
+        """A cloud tells a VM that it will be taken."""
+        told = Notice("preempt", self.now + seconds)
+        self.nodes[name] = replace(self.nodes[name], notice=told)
+
+    def pause(self, job_id: str = "job_a", *, wanted: bool = True) -> None:
+        self.jobs[job_id] = replace(self.jobs[job_id], pause_wanted=wanted)
 
     def unhalt(self, rank: int) -> None:
         """Its report is still on the way."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.core.states import JobState, Reason
+from controller.core.states import GenerationState, JobState, Reason
 from tests.unit.controller.builders import job
 from tests.unit.controller.cluster import Cluster
 from trainer.contract.progress import ExitCode
@@ -40,7 +40,7 @@ KINDS = (
     ["work"] * 8
     + ["time"] * 4
     + ["kill", "freeze", "thaw", "join", "return", "break", "halt", "half a save"]
-    + ["late", "torn", "refuse"]
+    + ["late", "torn", "refuse", "notice", "pause", "resume", "stop without saving"]
     + ["unreachable", "reachable", "stranger", "submit", "cancel"]
     + list(CHARGED)
 )
@@ -99,6 +99,12 @@ def happen(cluster: Cluster, fact: Fact, frozen: set[str]) -> None:
             cluster.halt(job_id, rank, applied=at - 1, prepared=at, vote_step=at - 1, ballot=None)
         case "torn" if seats and current and current.kind == "train":
             cluster.halt(job_id, rank, torn=True)
+        case "notice" if name:
+            cluster.notice(name, fact.seconds * 10)
+        case "pause" | "resume" if found and not found.state.is_over:
+            cluster.pause(job_id, wanted=fact.kind == "pause")
+        case "stop without saving" if current and current.state is GenerationState.DRAINING:
+            cluster.stop(job_id, save=False)
         case "refuse" if seats:
             cluster.refuse(rank, job_id)
         case "fail" | "damage" if seats and job_id == "job_a":
@@ -119,7 +125,8 @@ def happen(cluster: Cluster, fact: Fact, frozen: set[str]) -> None:
 def test_the_laws_hold_and_all_ends_well(
     nodes: int, happenings: list[Fact], step_seconds: float
 ) -> None:
-    cluster = Cluster(job("a", nodes="2..4", steps=12, checkpoint={"dir": "/c", "keep": 2}))
+    kept, plan = {"dir": "/c", "keep": 2}, {"settle": "2s"}
+    cluster = Cluster(job("a", nodes="2..4", steps=12, checkpoint=kept, plan=plan))
     cluster.step_seconds = step_seconds
     for i in range(nodes):
         cluster.join(f"vm-{i}")
@@ -130,6 +137,8 @@ def test_the_laws_hold_and_all_ends_well(
 
     cluster.unreachable = ""
     cluster.mute -= frozen
+    for job_id in cluster.jobs:
+        cluster.pause(job_id, wanted=False)
     for i in range(4):
         cluster.join(f"new-{i}")
     for _ in range(500):

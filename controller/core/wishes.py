@@ -1,0 +1,74 @@
+"""Why a healthy generation should stop after a common step: pause, notice, room to grow. PURE."""
+
+from dataclasses import dataclass
+
+from controller.core import salvage
+from controller.core.assign import choice_for
+from controller.core.liveness import is_leaving
+from controller.core.look import Look
+from controller.core.states import GenerationState, Reason
+from controller.core.words import count, listed, times
+from controller.core.world import Generation, Job, Rules
+from controller.planner.choose import Choice
+from controller.planner.estimate import Link, step_seconds
+
+
+@dataclass(frozen=True)
+class Wish:
+    """``because`` is the cause, a sentence's first half."""
+
+    reason: Reason
+    because: str
+
+
+def wish_of(look: Look, job: Job, generation: Generation) -> Wish | None:
+    """What the user or a cloud wants of it."""
+    if job.pause_wanted:
+        return Wish(Reason.USER, "Paused by the user")
+    leaving = [n for n in look.seated(generation) if is_leaving(n, look.now, look.rules)]
+    if not leaving:
+        return None
+    names = listed([node.name for node in leaving])
+    return Wish(Reason.EVICTION, f"{names} {'was' if len(leaving) == 1 else 'were'} told to go")
+
+
+def time_left(look: Look, job: Job, generation: Generation) -> float:
+    """Seconds until the first of its nodes may be taken, less what saving takes."""
+    told = [n.notice.deadline for n in look.seated(generation) if n.notice is not None]
+    saving = salvage.predicted_seconds(job, len(generation.seats), look.rules)
+    return min(told, default=float("inf")) - look.rules.notice_margin - saving - look.now
+
+
+def drain_bound(job: Job, generation: Generation, rules: Rules) -> float:
+    """Seconds that stopping after a common step, and saving it, may take."""
+    saving = salvage.predicted_seconds(job, 1, rules)
+    return max(rules.drain_deadline, 3 * (generation.step_seconds + saving))
+
+
+def room_to_grow(look: Look, job: Job, generation: Generation) -> Wish | None:
+    """Nodes that are free would make its steps enough faster, and joining has settled. To be asked
+    when all other jobs have been served.
+    """
+    plan = job.spec.plan
+    if generation.state is not GenerationState.RUNNING or generation.kind != "train":
+        return None
+    nodes = look.pool.offer(job)
+    spares = [n for n in nodes if (n.name, n.incarnation) not in generation.nodes]
+    since = max([generation.launched_at, *(n.registered_at for n in spares)])
+    if not spares or look.now < since + plan.settle:
+        return None
+    choice, now = choice_for(job, nodes), estimated_seconds(job, generation)
+    if not isinstance(choice, Choice) or choice.seconds > (1 - plan.min_gain) * now:
+        return None
+    gain = 1 - choice.seconds / now
+    ahead = (job.spec.steps - generation.committed) * generation.step_seconds * gain
+    if ahead <= look.rules.move_seconds:
+        return None
+    more = f"{count(len(spares), 'more VM')}: {times(choice.shape)} is estimated {gain:.0%} faster"
+    return Wish(Reason.SCALE_UP, f"{more} than {times(generation.shape)}")
+
+
+def estimated_seconds(job: Job, generation: Generation) -> float:
+    """A step of its shape, by the estimate that a choice is made by."""
+    assert job.costs is not None and generation.shape is not None
+    return step_seconds(job.costs, generation.shape, generation.cuts, job.spec.batch_size, Link())

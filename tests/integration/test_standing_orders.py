@@ -1,0 +1,142 @@
+"""Salvage, drain and notices between the store and the wire: what is ordered, and what is known."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from agent import wire
+from controller.core import actions
+from controller.core.states import GenerationState, NodeState, Reason
+from controller.core.world import Checkpoint, Generation
+from controller.store import history, jobs, tables
+from tests.fakes.agents import committed
+from tests.integration.test_decisions import LIFE, Told, said
+from trainer.contract import progress
+
+pytestmark = pytest.mark.integration
+
+ONE, TWO = actions.Survivor(0, "vm-1", LIFE), actions.Survivor(1, "vm-2", LIFE)
+SALVAGE = "step-000003.g2.salvage"
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Iterator[Told]:
+    """Two ranks that have committed three steps."""
+    world = Told(tmp_path)
+    world.plan()
+    world.launch()
+    world.report("vm-1", *(said(0, committed(world.spec("vm-1"), step)) for step in (1, 2, 3)))
+    world.decide(actions.MoveGeneration("job_a", 2, GenerationState.RUNNING, "it runs"))
+    yield world
+    world.store.close()
+
+
+def still(state: GenerationState, reason: Reason = Reason.NODE_LOST) -> actions.StandStill:
+    return actions.StandStill("job_a", 2, state, reason, False, "1 of 2 VMs lost")
+
+
+def halted(applied: int) -> progress.Halted:
+    return progress.Halted(
+        applied=applied, prepared=3, vote_step=applied, ballot=(0.1, None), holds=(0, 1), cause="x"
+    )
+
+
+def part(*layers: int) -> progress.PartWritten:
+    return progress.PartWritten(
+        folder=SALVAGE, step=3, layers=layers, layer_count=2, num_bytes=2000, seconds=0.5
+    )
+
+
+def kinds(told: Told, node: str) -> list[str]:
+    """Of its standing orders, but the listing that the plan began with."""
+    return [o.body.kind for o in told.orders(node) if o.body.kind != "look"]
+
+
+def generation(told: Told) -> Generation:
+    (job,) = told.world().jobs
+    assert job.current is not None
+    return job.current
+
+
+def salvaged(told: Told) -> Checkpoint:
+    (job,) = told.world().jobs
+    return next(c for c in job.checkpoints if c.folder == SALVAGE)
+
+
+def test_a_salvage_is_ordered_known_and_complete(told: Told) -> None:
+    told.decide(still(GenerationState.HALTED))
+    assert kinds(told, "vm-1") == kinds(told, "vm-2") == ["start", "halt"]
+    ending = generation(told).ending
+    assert ending is not None and ending.reason is Reason.NODE_LOST
+
+    told.report("vm-1", said(0, halted(3)))
+    told.report("vm-2", said(1, halted(2)))
+    known = generation(told).seats[1].halted
+    assert known is not None and known.ballot == (0.1, None) and known.holds == (0, 1)
+    told.decide(actions.RollForward("job_a", 2, 3, (0.1, None), (TWO,), "one is behind"))
+    assert generation(told).seats[1].forwarded_at > 0
+    told.report("vm-2", said(1, halted(3)))
+
+    told.decide(actions.Salvage("job_a", 2, 3, (ONE, TWO), ((0,), (1,)), "they save"))
+    assert [seat.saving for seat in generation(told).seats] == [(0,), (1,)]
+    told.report("vm-1", said(0, part(0)))
+    assert salvaged(told).layers == {0} and not salvaged(told).complete
+    told.report("vm-2", said(1, progress.SaveFailed(folder=SALVAGE, step=3, message="disk full")))
+    assert [seat.refused for seat in generation(told).seats] == [False, True]
+    told.decide(actions.Salvage("job_a", 2, 3, (ONE,), ((1,),), "the other saves it"))
+    assert generation(told).seats[0].saving == (0, 1)
+    told.report("vm-1", said(0, part(0, 1)))
+    assert salvaged(told).complete, "a survivor's part grows"
+    (job,) = told.world().jobs
+    assert job.save_rate == 4000.0
+
+    told.end()
+    assert set(kinds(told, "vm-2")) == {"stop"}, "what stood is withdrawn"
+    (row,) = told.rows(tables.generations)
+    with told.store.read() as connection:
+        phases = history.phases_of(connection, row, None, None)
+    assert phases["save"] == pytest.approx(row.ended_at - row.still_at)
+
+
+def test_a_survivor_that_is_gone_has_refused(told: Told) -> None:
+    told.decide(still(GenerationState.HALTED))
+    told.report("vm-1", said(0, halted(3)))
+    told.decide(actions.Salvage("job_a", 2, 3, (ONE,), ((0, 1),), "it saves"))
+    number = told.orders("vm-1")[-1].number
+    told.report("vm-1", wire.OrderDone(number=number, error="it does not run here"))
+    assert generation(told).seats[0].refused
+
+
+def test_nodes_that_are_lost_are_not_told_to_stand_still(told: Told) -> None:
+    told.decide(
+        actions.MarkNode("vm-2", LIFE, NodeState.LOST, "gone"),
+        still(GenerationState.HALTED),
+    )
+    assert kinds(told, "vm-1") == ["start", "halt"]
+    assert kinds(told, "vm-2") == ["start"]
+
+
+def test_a_drain_is_ordered_and_a_stop_is_known(told: Told) -> None:
+    told.decide(still(GenerationState.DRAINING, Reason.USER))
+    assert kinds(told, "vm-1") == kinds(told, "vm-2") == ["start", "drain"]
+    told.report("vm-2", said(1, progress.Stopped(step=4)))
+    assert [seat.stopped for seat in generation(told).seats] == [0, 4]
+
+
+def test_a_notice_is_kept_with_its_deadline(told: Told) -> None:
+    told.report("vm-2", wire.Noticed(notice="preempt", seconds_left=30.0, event="e1"))
+    notice = {node.name: node.notice for node in told.world().nodes}
+    assert notice["vm-1"] is None and notice["vm-2"] is not None
+    assert notice["vm-2"].deadline == told.at + 30
+
+
+def test_saving_now_is_asked_of_one_rank_of_a_run(told: Told) -> None:
+    def ask(connection: sa.Connection) -> tuple[str, str] | None:
+        return jobs.save_now(connection, "job_a", "test", told.at)
+
+    assert told.store.write(ask).result() == ("vm-1", LIFE)
+    assert kinds(told, "vm-1") == ["start", "save_now"]
+    told.end()
+    assert told.store.write(ask).result() is None
