@@ -65,18 +65,25 @@ def _weigh(connection: sa.Connection, job: str, folder: str, at: float) -> None:
 
 
 def take_listing(connection: sa.Connection, looked: wire.Looked, at: float) -> None:
-    """The folder as it was when the Look was carried out; what is gone from it is forgotten."""
+    """The folder as it was when the Look was carried out; what is gone from it is forgotten.
+
+    A folder with nothing at all in it, where this job has written, is another one: a disk that is
+    not mounted on that node, say. It condemns nothing, as one that cannot be read.
+    """
     order = connection.execute(
         sa.select(orders).where(orders.c.number == looked.number, orders.c.kind == "look")
     ).one_or_none()
     if order is None or order.job != looked.job:
         return
+    error = looked.error
+    if error is None and _is_bare(looked) and _known(connection, looked.job, order.created_at):
+        error = "it is empty there, though this job has written into it; is it mounted?"
     connection.execute(
         orders.update()
         .where(orders.c.number == looked.number, orders.c.closed_at.is_(None))
-        .values(closed_at=at, error=events.printable(looked.error) if looked.error else None)
+        .values(closed_at=at, error=events.printable(error) if error else None)
     )
-    if looked.error is None:
+    if error is None:
         for part in looked.parts:
             take_part(connection, looked.job, part, part.generation, part.rank, _begun(part), at)
         _forget_missing(connection, looked, order.created_at, at)
@@ -86,8 +93,19 @@ def take_listing(connection: sa.Connection, looked: wire.Looked, at: float) -> N
         generations.update()
         .where(generations.c.job == looked.job, generations.c.look_order == looked.number)
         .where(generations.c.state != ENDED)
-        .values(found={"newest_marker": newest, "error": looked.error, "at": at})
+        .values(found={"newest_marker": newest, "error": error, "at": at})
     )
+
+
+def _is_bare(looked: wire.Looked) -> bool:
+    """Whether it has not even a marker, and those are never deleted."""
+    return not (looked.parts or looked.markers or looked.newest_generation)
+
+
+def _known(connection: sa.Connection, job: str, before: float) -> set[tuple[str, int]]:
+    """Folder and rank of each part that was known then."""
+    known = sa.select(parts.c.folder, parts.c.rank).where(parts.c.job == job, parts.c.at < before)
+    return {(row.folder, row.rank) for row in connection.execute(known)}
 
 
 def _begun(part: wire.PartFound) -> ResumedFrom | None:
@@ -102,17 +120,12 @@ def _forget_missing(
 ) -> None:
     """Parts that were known when the Look was ordered and are not there now."""
     found = {(part.folder, part.rank) for part in looked.parts}
-    known = connection.execute(
-        sa.select(parts.c.folder, parts.c.rank).where(
-            parts.c.job == looked.job, parts.c.at < ordered_at
-        )
-    ).all()
-    missing = [row for row in known if (row.folder, row.rank) not in found]
-    for row in missing:
+    missing = _known(connection, looked.job, ordered_at) - found
+    for folder, rank in missing:
         connection.execute(
             parts.delete().where(
-                parts.c.job == looked.job, parts.c.folder == row.folder, parts.c.rank == row.rank
+                parts.c.job == looked.job, parts.c.folder == folder, parts.c.rank == rank
             )
         )
-    for folder in {row.folder for row in missing}:
+    for folder in {folder for folder, _ in missing}:
         _weigh(connection, looked.job, folder, at)

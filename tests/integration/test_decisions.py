@@ -312,8 +312,26 @@ def test_what_a_look_does_not_find_is_not_there(told: Told) -> None:
     told.end()
     told.plan(3)
     (look,) = [o for o in told.orders("vm-1") if o.body.kind == "look"]
-    told.report("vm-1", wire.Looked(number=look.number, job="job_a", generation=3))
+    marker = wire.MarkerFound(generation=2, resumed_from=None)
+    told.report("vm-1", wire.Looked(number=look.number, job="job_a", generation=3,
+                                    markers=(marker,)))  # fmt: skip
     assert [c.complete for c in told.world().jobs[0].checkpoints] == [False]
+
+
+def test_a_folder_that_is_not_mounted_condemns_nothing(told: Told) -> None:
+    told.plan()
+    told.launch()
+    spec = told.spec("vm-1")
+    told.report("vm-1", said(0, part(0, spec, 3)))
+    told.report("vm-2", said(1, part(1, spec, 3)))
+    told.end()
+    told.plan(3)
+    (look,) = [o for o in told.orders("vm-1") if o.body.kind == "look"]
+    told.report("vm-1", wire.Looked(number=look.number, job="job_a", generation=3))
+    (job,) = told.world().jobs
+    assert [c.complete for c in job.checkpoints] == [True]
+    assert job.current and job.current.found and job.current.found.error
+    assert "is it mounted?" in job.current.found.error
 
 
 @settings(
