@@ -10,6 +10,7 @@ of the disk's work is waited for between two ways, and each way begins the round
     stall    how long the training thread is held up, on the slowest rank
     durable  until the last rank's bytes are fsynced
     load     until every rank has its stage's tensors, from the page cache (just written)
+    cpu      what all ranks together spent on the save, on the load: steadier on a busy machine
 """
 
 import multiprocessing
@@ -59,6 +60,17 @@ class Saved:
 
     stall: float
     durable: float
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one rank saw of one save and load."""
+
+    saved: Saved
+    save_cpu: float
+    load: float | None = None
+    load_cpu: float | None = None
+    is_same: bool = True
 
 
 class Holding:
@@ -290,15 +302,17 @@ def _rank(rank: int, args: dict[str, Any], meeting: str, orders: Connection) -> 
         number, folder, step = order
         way = ways[number]
         dist.barrier()
+        used = time.process_time()
         saved = way.save(folder, step)
+        save_cpu = time.process_time() - used
         dist.barrier()
-        if way.loads:
-            began = time.monotonic()
-            check = way.load(folder, step)
-            seconds = time.monotonic() - began
-            orders.send((saved, seconds, check()))
-        else:
-            orders.send((saved, None, True))
+        if not way.loads:
+            orders.send(Seen(saved, save_cpu))
+            continue
+        used, began = time.process_time(), time.monotonic()
+        check = way.load(folder, step)
+        seconds, load_cpu = time.monotonic() - began, time.process_time() - used
+        orders.send(Seen(saved, save_cpu, seconds, load_cpu, check()))
     dist.destroy_process_group()
 
 
@@ -312,6 +326,8 @@ class Round:
     stall: float
     durable: float
     load: float | None
+    save_cpu: float
+    load_cpu: float | None
     num_bytes: int
 
 
@@ -345,16 +361,17 @@ class Ranks:
         os.sync()
         for end in self._ends:
             end.send((number, folder, self._step))
-        told: list[tuple[Saved, float | None, bool]] = [end.recv() for end in self._ends]
-        if not all(is_same for _, _, is_same in told):
+        told: list[Seen] = [end.recv() for end in self._ends]
+        if not all(seen.is_same for seen in told):
             raise AssertionError(f"{WAYS[number].name} does not load what it has saved")
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         shutil.rmtree(folder)
-        loads = [seconds for _, seconds, _ in told if seconds is not None]
         return Round(
-            stall=max(saved.stall for saved, _, _ in told),
-            durable=max(saved.durable for saved, _, _ in told),
-            load=max(loads, default=None),
+            stall=max(seen.saved.stall for seen in told),
+            durable=max(seen.saved.durable for seen in told),
+            load=max((s.load for s in told if s.load is not None), default=None),
+            save_cpu=sum(seen.save_cpu for seen in told),
+            load_cpu=sum(s.load_cpu or 0.0 for s in told) if WAYS[number].loads else None,
             num_bytes=size,
         )
 
@@ -408,6 +425,8 @@ def _sum_up(rounds: list[Round]) -> dict[str, Any]:
         "median_stall_s": median(r.stall for r in rounds),
         "median_durable_s": median(r.durable for r in rounds),
         "median_load_s": median(r.load for r in rounds),
+        "median_save_cpu_s": median(r.save_cpu for r in rounds),
+        "median_load_cpu_s": median(r.load_cpu for r in rounds),
         "bytes": int(statistics.median(r.num_bytes for r in rounds)),
         "rounds": [
             {
@@ -431,6 +450,7 @@ def _ratios(ways: dict[str, dict[str, Any]]) -> dict[str, float | None]:
         "stall_to_best_rival": ratio(periodic["median_stall_s"], best("median_stall_s")),
         "durable_to_best_rival": ratio(waited["median_durable_s"], best("median_durable_s")),
         "load_to_dcp": ratio(waited["median_load_s"], saved["median_load_s"]),
+        "load_cpu_to_dcp": ratio(waited["median_load_cpu_s"], saved["median_load_cpu_s"]),
         "load_to_best_rival": ratio(waited["median_load_s"], best("median_load_s")),
     }
 
@@ -438,13 +458,15 @@ def _ratios(ways: dict[str, dict[str, Any]]) -> dict[str, float | None]:
 def _tell_all(report: dict[str, Any]) -> None:
     tell()
     figures.table(
-        ["medians", "stall s", "durable s", "load s", "GB"],
+        ["medians", "stall s", "durable s", "load s", "save cpu s", "load cpu s", "GB"],
         [
             [
                 name,
                 way["median_stall_s"],
                 way["median_durable_s"],
                 way["median_load_s"],
+                way["median_save_cpu_s"],
+                way["median_load_cpu_s"],
                 way["bytes"] / 1e9,
             ]
             for name, way in report["ways"].items()
