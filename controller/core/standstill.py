@@ -95,14 +95,17 @@ def _save(
     """Have ``holders`` write what is missing of step ``best``; end when all is written, or cannot
     be. ``may_come``: suspects may be holders yet.
     """
-    if job.costs is None or salvage.steps_at_risk(job, best) <= 0:
-        return end(look, job, _fault(look, generation, ""))
     written = salvage.written(job, generation, best)
-    writing = {layer for s in holders for layer in s.seat.saving} - written
-    missing = set(range(len(job.costs.layers))) - written - writing
-    if not missing:
+    layers = range(len(job.costs.layers)) if job.costs else ()
+    if layers and written.issuperset(layers):
         saved = f"survivors saved step {best:,}"
-        return () if writing else end(look, job, _fault(look, generation, saved))
+        return end(look, job, _fault(look, generation, saved))
+    if salvage.steps_at_risk(job, best) <= 0:
+        return end(look, job, _fault(look, generation, ""))
+    writing = {layer for s in holders for layer in s.seat.saving}
+    missing = set(layers) - written - writing
+    if not missing:
+        return ()
     dealt = salvage.shares(job, holders, missing)
     if dealt is None:
         lost = "no survivor holds every layer any more"

@@ -119,6 +119,11 @@ class Scene:
 
         return until(look, f"step {step} of {self.title}", seconds)
 
+    def act(self, action: str) -> JobView:
+        """Pause, resume or checkpoint."""
+        path = job_path(self.job_id, f"/actions/{action}")
+        return self.cluster.controller.post(path, {}, JobView)
+
     def recoveries(self) -> list[RecoveryView]:
         return self.cluster.controller.all(job_path(self.job_id, "/recoveries"), RecoveryView)
 

@@ -141,11 +141,11 @@ def test_the_laws_hold_and_all_ends_well(
         cluster.pause(job_id, wanted=False)
     for i in range(4):
         cluster.join(f"new-{i}")
-    for _ in range(500):
+    for turn in range(500):
         cluster.settle()
         if all(found.state.is_over for found in cluster.jobs.values()):
             break
-        cluster.pass_time(1.0)
+        cluster.pass_time(1.0 if turn < 300 else 600.0)
         for job_id in cluster.jobs:
             cluster.work(job_id, save_every=3)
 

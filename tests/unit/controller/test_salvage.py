@@ -63,6 +63,7 @@ def test_survivors_that_cover_the_model_save_the_last_step_and_nothing_is_lost()
     assert cluster.jobs["job_a"].state is JobState.RECOVERING
     cluster.survive()
     cluster.settle()
+    assert cluster.jobs["job_a"].past[-1].because == "1 of 4 VMs lost; survivors saved step 25."
     assert cluster.generation().state is GenerationState.PLANNED
     message = cluster.jobs["job_a"].message
     assert message == "1 of 4 VMs lost; survivors saved step 25; re-planning on 3 VMs."
