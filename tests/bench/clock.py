@@ -22,6 +22,8 @@ class Gap:
     """From a loss to the first new step on all ranks."""
 
     seconds: float
+    pause: float
+    """From the last step that any rank had applied before, however long after the loss."""
     last_step: int
     """The last one that any rank had applied before."""
     first_step: int
@@ -68,11 +70,13 @@ class Clock:
         """From ``since`` until ``ranks`` processes that are not among ``before`` had done the same
         step for the first time; None when they have not yet.
         """
-        last = max(tick.step for tick in self._read() if tick.pid in before)
+        old = [tick for tick in self._read() if tick.pid in before]
+        last_step, last_at = max(tick.step for tick in old), max(tick.at for tick in old)
         for step, ticks in self._by_step():
             new = {tick.pid: tick.at for tick in ticks if tick.pid not in before}
             if len(new) == ranks:
-                return Gap(max(new.values()) - since, last, step, ranks)
+                at = max(new.values())
+                return Gap(at - since, at - last_at, last_step, step, ranks)
         return None
 
     def _by_step(self) -> list[tuple[int, list[Tick]]]:

@@ -5,7 +5,7 @@
 Both train the same small GPT on four nodes with a batch of the same samples; both are timed by the
 same clock, which the ranks themselves write (:mod:`tests.bench.programs.clocked_gpt`). Rounds
 alternate, everything is started anew in each. Then what only Varuna is asked: three of eight nodes
-at once, a second loss during the launch, a frozen node.
+at once, a second loss during the launch, a frozen node, and one that is told that it goes.
 """
 
 import random
@@ -44,6 +44,9 @@ STEADY_STEP = 15
 """Warm, and a checkpoint is there."""
 START_SECONDS = 180.0
 RECOVER_SECONDS = 120.0
+TOLD_SECONDS = 5.0
+NOTICE_SECONDS = 30.0
+"""As Azure and GCP give."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class Outcome:
 
     gap_s: float | None
     """None: no new step within :data:`RECOVER_SECONDS`."""
+    pause_s: float | None = None
+    """From the last step before to the first one after: what an announced loss costs."""
     lost_steps: int | None = None
     ranks_after: int | None = None
     step_s: float | None = None
@@ -123,10 +128,11 @@ class Varuna:
             gap = until(look, "the first new step", RECOVER_SECONDS, pause=0.01)
         except TimeoutError:
             return Outcome(None, step_s=step_s)
-        told = until(self._recovery, "the controller's view of it", RECOVER_SECONDS)
+        told = self._recovery()
         newest = self.newest()
         return Outcome(
             gap_s=gap.seconds,
+            pause_s=gap.pause,
             lost_steps=gap.lost_steps,
             ranks_after=gap.ranks,
             step_s=step_s,
@@ -135,7 +141,7 @@ class Varuna:
             launches=sum(
                 g.launched_at is not None for g in self._generations() if g.number > was.number
             ),
-            phases=told.phases.model_dump(),
+            phases=told.phases.model_dump() if told else {},
         )
 
     def wait_for_launch(self, after: int) -> GenerationView:
@@ -160,9 +166,17 @@ class Varuna:
         return self.cluster.controller.all(job_path(self._job, "/generations"), GenerationView)
 
     def _recovery(self) -> RecoveryView | None:
+        """What the controller says of it; None: to it this was none."""
         path = job_path(self._job, "/recoveries")
-        over = [r for r in self.cluster.controller.all(path, RecoveryView) if r.ended_at]
-        return over[-1] if over else None
+
+        def look() -> RecoveryView | None:
+            over = [r for r in self.cluster.controller.all(path, RecoveryView) if r.ended_at]
+            return over[-1] if over else None
+
+        try:
+            return until(look, "the controller's view", TOLD_SECONDS)
+        except TimeoutError:
+            return None
 
 
 # --- what happens to Varuna's nodes
@@ -212,6 +226,7 @@ OTHERS = (
     Scenario("kill 3 of 8", 8, 4, kill_three),
     Scenario("kill during launch", 4, 3, kill_during_launch),
     Scenario("freeze 1 of 4", 4, 3, freeze_one),
+    Scenario("notice to 1 of 4", 4, 3, announce_one),
 )
 
 
@@ -247,7 +262,7 @@ def torchrun_once(folder: Path, round_: int) -> Outcome:
         except TimeoutError:
             outcome = Outcome(None, step_s=step_s)
         else:
-            outcome = Outcome(gap.seconds, gap.lost_steps, gap.ranks, step_s)
+            outcome = Outcome(gap.seconds, gap.pause, gap.lost_steps, gap.ranks, step_s)
     _tell("torchrun, kill 1 of 4", outcome)
     return outcome
 
@@ -284,6 +299,7 @@ def main() -> None:
         "quick": called.quick,
         "machine": machine.view(),
         "work": {"model": MODEL, "batch_size": BATCH_SIZE, "save_every_steps": SAVE_EVERY},
+        "notice_s": NOTICE_SECONDS,
         "lost_after_s": Settings.model_fields["lost_after"].default,
         "varuna": {name: _sum_up(outcomes) for name, outcomes in ours.items()},
         "torchrun": {LOSS_OF_ONE.name: _sum_up(rivals)},
@@ -300,6 +316,7 @@ def _sum_up(outcomes: list[Outcome]) -> dict[str, Any]:
     return {
         "median_gap_s": median(o.gap_s for o in outcomes),
         "max_gap_s": max((o.gap_s for o in outcomes if o.gap_s is not None), default=None),
+        "median_pause_s": median(o.pause_s for o in outcomes),
         "not_recovered": sum(o.gap_s is None for o in outcomes),
         "lost_steps": [o.lost_steps for o in outcomes],
         "median_step_s": median(o.step_s for o in outcomes),
@@ -323,12 +340,13 @@ def _tell(what: str, outcome: Outcome) -> None:
 def _tell_all(report: dict[str, Any]) -> None:
     tell()
     figures.table(
-        ["", "median gap s", "max gap s", "lost steps", "step s"],
+        ["", "median gap s", "max gap s", "median pause s", "lost steps", "step s"],
         [
             [
                 f"{side}, {name}",
                 sums["median_gap_s"],
                 sums["max_gap_s"],
+                sums["median_pause_s"],
                 " ".join(map(figures.shown, sums["lost_steps"])),
                 sums["median_step_s"],
             ]
