@@ -12,6 +12,7 @@ started a child.
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -112,6 +113,14 @@ class LocalFleet:
             for name, node in self._nodes.items()
         )
 
+    def notice(self, name: str, seconds: float) -> None:
+        """Tell a node, as a cloud would, that it will be taken. Taking it is the caller's."""
+        text = json.dumps({"seconds": seconds, "event": f"drill-{time.monotonic_ns()}"})
+        self._notice_file(name).write_text(text)
+
+    def _notice_file(self, name: str) -> Path:
+        return self._folder / name / "notice.json"
+
     def pids(self, name: str) -> tuple[int, int]:
         """The processes of a node: its agent and its zygote."""
         return self._nodes[name].agent.pid, self._nodes[name].zygote
@@ -128,7 +137,8 @@ class LocalFleet:
             zygote = self._fork_zygote(name, zygotes)
             command = ["agent.daemon", "--controller", self._controller,
                        "--token-file", str(self._token_file), "--name", name,
-                       "--state-dir", str(state), "--zygote-fd", str(agents.fileno())]  # fmt: skip
+                       "--state-dir", str(state), "--zygote-fd", str(agents.fileno()),
+                       "--notices", f"file:{self._notice_file(name)}"]  # fmt: skip
             return _Node(_start(command, log, agents.fileno()), zygote)
 
     def _fork_zygote(self, name: str, end: socket.socket) -> int:

@@ -18,6 +18,8 @@ class MarkNode:
     incarnation: str
     state: NodeState
     because: str
+    since: float | None = None
+    """When it went, as far as is known; None: now."""
 
 
 @dataclass(frozen=True)

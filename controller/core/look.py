@@ -29,10 +29,12 @@ class Look:
         """The node is lost from here on."""
         self.pool.lose(node)
         self.working.discard((node.name, node.incarnation))
+        state = NodeState.LOST
         if node.notice is not None:
-            told = f"{node.name} is gone, as it was told ({node.notice.kind})."
-            return MarkNode(node.name, node.incarnation, NodeState.EVICTED, told)
-        return MarkNode(node.name, node.incarnation, NodeState.LOST, ended(because))
+            state = NodeState.EVICTED
+            because = f"{node.name} is gone, as it was told ({node.notice.kind})"
+        since = node.suspect_since
+        return MarkNode(node.name, node.incarnation, state, ended(because), since)
 
     def lost_idle_nodes(self) -> list[MarkNode]:
         """A node that works for nobody is lost by silence, or when it left with its peers."""

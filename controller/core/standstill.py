@@ -80,7 +80,9 @@ def rescue(look: Look, job: Job, generation: Generation) -> Actions:
     if any(look.now < seat.forwarded_at + look.rules.halt_bound for seat in late):
         return tuple(marks)
     holders = [s for s in survivors if s.halted.applied == best and not _is_overdue(look, job, s)]
-    may_come = in_time and len(answering) < len(alive)
+    suspects = [seat for seat in alive if seat not in answering]
+    just_now = look.now < generation.ending.at + look.rules.coalesce
+    may_come = in_time and any(seat.halted or just_now for seat in suspects)
     return *marks, *_save(look, job, generation, best, holders, may_come)
 
 

@@ -238,7 +238,9 @@ class Rules:
     links.
     """
     coalesce: float = 0.3
-    """Losses closer than this are one decision: a launch waits this long after the last."""
+    """Losses closer than this are one decision: a launch waits this long after the last one's first
+    sign. Survivors halt and save meanwhile.
+    """
     settle: float = 1.0
     """A start below the job's most nodes waits this long after the last node joined."""
     look_deadline: float = 10.0

@@ -107,12 +107,13 @@ class Recorder:
 
     def _mark_node(self, action: actions.MarkNode) -> None:
         gone = action.state.is_gone
+        since = {"gone_at": action.since or self.at} if gone else {}
         guarded(
             self.connection,
             nodes.update()
             .where(nodes.c.name == action.node, nodes.c.incarnation == action.incarnation)
             .where(nodes.c.state.in_(_before(action.state)))
-            .values(state=action.state.value, **({"gone_at": self.at} if gone else {})),
+            .values(state=action.state.value, **since),
             f"node {action.node}",
         )
         if gone:

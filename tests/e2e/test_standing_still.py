@@ -16,7 +16,7 @@ def two_by_two(scene: Scene) -> None:
     far_apart = {"dir": str(scene.cluster.folder / "ckpt"), "every": "100000 steps", "keep": 99}
     scene.add(*FOUR)
     until(lambda: len(scene.nodes()) == 4 or None, "four VMs")
-    scene.submit(100_000, nodes="1..4", batch_size=64, plan={"depth": 2}, checkpoint=far_apart)
+    scene.submit(100_000, nodes="1..4", batch_size=128, plan={"depth": 2}, checkpoint=far_apart)
     scene.wait_for_step(25)
     assert str(scene.running().shape) == "2x2"
 
@@ -61,6 +61,32 @@ def test_a_job_pauses_after_a_saved_step_and_goes_on_from_it(scene: Scene) -> No
     scene.wait_for_step(paused.step + 5)
     link = scene.running().resumed_from
     assert link is not None and link.step == paused.step
+    assert scene.ledger().samples_committed_once
+
+
+def test_a_notice_is_answered_in_time_and_costs_no_step(scene: Scene) -> None:
+    two_by_two(scene)
+    victim = scene.node_of_rank(3)
+    scene.cluster.fleet.notice(victim, 60)
+    recovery = scene.wait_for_recovery(1)
+    assert (recovery.resumed_from, recovery.lost_steps) == (recovery.at_step, 0)
+    assert "was told to go; drained" in recovery.because
+    assert victim not in {seat.node for seat in scene.running().seats}
+    scene.kill(victim)
+    scene.wait_for_step(recovery.at_step + 5)
+    assert len(scene.recoveries()) == 1
+
+
+def test_a_job_grows_when_nodes_come_and_joining_has_settled(scene: Scene) -> None:
+    scene.add("vm-1", "vm-2")
+    until(lambda: len(scene.nodes()) == 2 or None, "two VMs")
+    scene.submit(100_000, nodes="1..4", batch_size=128, plan={"depth": 2, "settle": "2s"})
+    scene.wait_for_step(15)
+    assert str(scene.running().shape) == "2x1"
+    scene.add("vm-3", "vm-4")
+    recovery = scene.wait_for_recovery(1)
+    assert (recovery.from_shape, recovery.to_shape) == ("2x1", "2x2")
+    assert recovery.lost_steps == 0
     assert scene.ledger().samples_committed_once
 
 

@@ -105,13 +105,13 @@ class Cluster:
 
     def _carry_out(self, action: Action) -> None:
         match action:
-            case MarkNode(name, incarnation, state):
+            case MarkNode(name, incarnation, state, _, since):
                 node = self.nodes[name]
                 assert node.incarnation == incarnation
                 self.nodes[name] = replace(node, state=move(node.state, state))
                 if state.is_gone:
                     del self.nodes[name]
-                    self.last_loss_at = self.now
+                    self.last_loss_at = max(self.last_loss_at, since or self.now)
             case MoveJob(job_id, state, reason, message):
                 job = self._unfinished(job_id)
                 if state is not job.state:
