@@ -7,6 +7,8 @@ INSTALLED := $(VENV)/.installed
 CORPUS := $(VENV)/.corpus
 # What only the tests need: a browser for the dashboard, a PostgreSQL server, `ip` for test networks.
 TEST_DEBS := chromium postgresql iproute2
+# Azure's own emulator of Blob storage, where npm is there to install it; else its tests are skipped.
+AZURITE := $(VENV)/azurite/node_modules/.bin/azurite-blob
 
 export OMP_NUM_THREADS ?= 1
 
@@ -21,13 +23,18 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(MAKE) --no-print-directory debs DEBS=python3-venv
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[trainer,azure,ssh,postgres,dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[trainer,azure,ssh,postgres,blob,dev]'
 	@touch $@
 
 # The text that `builtin:gpt` trains on; without a network the standard library's sources stand in.
 $(CORPUS): $(INSTALLED)
 	$(BIN)/python -m trainer.corpus
 	@touch $@
+
+$(AZURITE): $(INSTALLED)
+	@if command -v npm >/dev/null; then \
+	  npm install --silent --no-audit --no-fund --prefix $(VENV)/azurite azurite@3 >/dev/null; \
+	else echo "No npm here: what needs azurite is skipped."; fi
 
 # Install $(DEBS) when root and something is missing; else say which.
 debs:
@@ -43,9 +50,9 @@ debs:
 demo: install $(CORPUS)
 	$(BIN)/varuna demo $(ARGS)
 
-test: install $(CORPUS)
+test: install $(CORPUS) $(AZURITE)
 	@$(MAKE) --no-print-directory debs DEBS="$(TEST_DEBS)"
-	$(BIN)/pytest -q -m "not soak and not gpu" $(ARGS)
+	VARUNA_AZURITE=$$(ls $(CURDIR)/$(AZURITE) 2>/dev/null) $(BIN)/pytest -q -m "not soak and not gpu" $(ARGS)
 
 soak: install $(CORPUS)
 	$(BIN)/pytest -q -m soak --timeout 3600 $(ARGS)
