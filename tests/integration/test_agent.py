@@ -23,6 +23,8 @@ from tests.fakes.waiting import until
 from tests.fakes.zygotes import Mother, is_alive, run_spec
 from trainer.contract.progress import (
     ORDER,
+    ExitCode,
+    Failed,
     Forward,
     Halt,
     Phase,
@@ -32,6 +34,7 @@ from trainer.contract.progress import (
     StepCommitted,
     Stop,
 )
+from trainer.contract.spec import Saving
 
 pytestmark = pytest.mark.integration
 
@@ -224,6 +227,29 @@ def test_an_agent_that_is_killed_leaves_nothing_alive(
         assert all(map(is_alive, family))
         process.kill()
         until(lambda: not any(map(is_alive, family)))
+
+
+def test_a_store_that_cannot_be_reached_ends_a_trainer_as_if_it_had_tried_itself(
+    mother: Mother, controller: FakeController, tmp_path: Path
+) -> None:
+    spec = run_spec().model_copy(
+        update={
+            "saving": Saving(root="nosuch://store/job_a"),
+            "load_from": "nosuch://store/job_a/step-000010.g1",
+        }
+    )
+    with agent(mother, controller, tmp_path):
+        controller.give(wire.Start(spec=spec))
+        until(lambda: exits(controller))
+        controller.give(wire.Look(job="job_a", generation=1, root="nosuch://store/job_a"))
+        until(lambda: controller.told(wire.Looked))
+        controller.give(start(job="job_b", steps=1))  # and the agent goes on
+        until(lambda: any(r.job == "job_b" for r in controller.beats[-1].running))
+    assert exits(controller) == [(1, ExitCode.CHECKPOINT_UNREACHABLE, None)]
+    (failed,) = lines(controller, 1)[:1]
+    assert isinstance(failed, Failed) and "nosuch://store/job_a cannot be read" in failed.message
+    (looked,) = controller.told(wire.Looked)
+    assert isinstance(looked, wire.Looked) and "cannot be listed" in (looked.error or "")
 
 
 def test_a_notice_is_reported_at_once_and_once(
