@@ -170,8 +170,8 @@ def killed_around_saves(beset: Job, undisturbed: Undisturbed, times: int, seed: 
     """
     chance = random.Random(seed)
     begun = 0
-    for _ in range(times):
-        run = beset.start("2x2", step=None, saving=every(2, beset))
+    for number in range(2, times + 2):  # never twice, whether it came to its marker or not
+        run = beset.start("2x2", step=None, saving=every(2, beset), generation=number)
         steps, written = chance.randint(0, 3), chance.randint(0, 9)
         beset.trainers.wait(
             run,

@@ -2,7 +2,10 @@
 holds, to the last bit of every moment.
 """
 
+import os
 import random
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +126,39 @@ def test_a_forward_for_a_step_it_is_not_prepared_for_changes_nothing(beset: Job)
     beset.trainers.wait(generation, lambda _: len(rank.all(Halted)) == 4)
     assert rank.all(Halted) == [before] * 4
     beset.leave(generation)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("victim", range(4))
+def test_no_rank_that_dies_or_hangs_at_any_moment_keeps_the_others_from_standing_still(
+    beset: Job, undisturbed: Undisturbed, victim: int, blow: signal.Signals
+) -> None:
+    chance = random.Random(victim)
+    for _ in range(20):
+        generation = beset.start("2x2")
+        steps, moment = chance.randint(1, 8), chance.uniform(0, 0.03)
+        beset.trainers.wait(
+            generation, lambda g, n=steps: all(len(rank.steps) >= n for rank in g.ranks)
+        )
+        time.sleep(moment)
+        struck = generation.ranks[victim]
+        os.kill(struck.trainer.pid, blow)
+        if blow == signal.SIGSTOP:
+            others = [rank for rank in generation.ranks if rank is not struck]
+            for rank in others:
+                rank.trainer.send(Halt())
+        beset.trainers.wait(generation, lambda g: all_halted(g, victim), seconds=10)
+        step, _ = roll_forward(beset.trainers, generation)
+        assert not any(newest(rank).torn for rank in survivors(generation))
+        held = [(rank, newest(rank).holds) for rank in survivors(generation)]
+        salvage(beset.trainers, generation, held)
+        beset.trainers.kill(struck)
+        beset.leave(generation)
+        number = generation.specs[0].generation
+        saved = hashes(beset.root, step, kind="salvage", generation=number)
+        assert saved == undisturbed.after(step, "2x2")
 
 
 # --- Draining
