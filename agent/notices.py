@@ -382,9 +382,12 @@ class _File:
             return None
         except (OSError, UnicodeDecodeError) as error:
             raise NoAnswerError(f"{self._path} cannot be read: {error}") from error
+        age = time.time() - changed / 1e9
+        if not text.strip() and 0 <= age < _FILE_SECONDS:  # its writer may be at it
+            return None
         try:
             content: Any = json.loads(text) if text.strip() else {}
             written = _Written.model_validate(content)
         except ValueError as error:
             raise NoAnswerError(f"{self._path} is not (yet) a notice: {error}") from error
-        return written, max(0.0, time.time() - changed / 1e9), f"file-{changed}"
+        return written, max(0.0, age), f"file-{changed}"

@@ -132,6 +132,7 @@ class LocalFleet:
     def _start_node(self, name: str) -> _Node:
         state = self._folder / name
         state.mkdir(parents=True, exist_ok=True)
+        self._notice_file(name).unlink(missing_ok=True)  # of one who had the name before
         agents, zygotes = forks.pair()
         with agents, zygotes, (state / "agent.log").open("ab") as log:
             zygote = self._fork_zygote(name, zygotes)

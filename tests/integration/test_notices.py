@@ -323,8 +323,24 @@ def test_a_file_is_a_notice_from_when_it_was_written(tmp_path: Path) -> None:
     assert 45 < notice.seconds_left <= 50
 
 
+def test_a_file_that_was_just_made_is_read_when_it_has_been_written(tmp_path: Path) -> None:
+    path, looks = tmp_path / "notice", 0
+
+    def write_late(notices: list[Notice]) -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            path.touch()
+        elif looks == 4:
+            path.write_text('{"seconds": 20, "event": "whole"}')
+        return bool(notices)
+
+    (notice,) = told(f"file:{path}", until=write_late)
+    assert notice.event == "whole"
+
+
 def test_an_empty_file_is_a_preemption_and_touching_it_anew_another_one(tmp_path: Path) -> None:
-    path, moments = tmp_path / "notice", itertools.count(int(time.time()))
+    path, moments = tmp_path / "notice", itertools.count(int(time.time()) - 10_000)
 
     def touch(notices: list[Notice]) -> bool:
         if not path.exists() or len(notices) == 1:
