@@ -206,6 +206,14 @@ def kill_during_launch(varuna: Varuna, chance: random.Random) -> Outcome:
     return varuna.outcome(since, before, was)
 
 
+def announce_one(varuna: Varuna, chance: random.Random) -> Outcome:
+    """Tell one node that it goes; it must hold no seat when its time is over."""
+    was, before = varuna.newest(), varuna.clock.pids()
+    since = time.monotonic()
+    varuna.cluster.fleet.notice(chance.choice(varuna.seated()), NOTICE_SECONDS)
+    return varuna.outcome(since, before, was)
+
+
 def _loss(varuna: Varuna, names: list[str], number: signal.Signals = signal.SIGKILL) -> Outcome:
     was, before = varuna.newest(), varuna.clock.pids()
     return varuna.outcome(varuna.strike(names, number), before, was)
