@@ -111,7 +111,7 @@ def choice_for(job: Job, nodes: Sequence[Node]) -> Choice | NoPlan | None:
     if job.costs is None:
         return None
     depth = job.spec.plan.depth
-    return choose(
+    return _choose(
         job.costs,
         sum(devices_of(job, node) for node in nodes),
         job.spec.batch_size,
@@ -119,6 +119,10 @@ def choice_for(job: Job, nodes: Sequence[Node]) -> Choice | NoPlan | None:
         depths=Depths() if depth == "auto" else Depths(depth.min, depth.max),
         device_memory_bytes=min((node.device_memory_bytes for node in nodes), default=0),
     )
+
+
+# Asked at every look while nodes are spare.
+_choose = lru_cache(maxsize=256)(choose)
 
 
 def micro_batch_of(job: Job) -> int:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from controller.core import salvage
 from controller.core.actions import RollForward, Salvage, StandStill, Survivor
-from controller.core.ending import Actions, end, say
+from controller.core.ending import Actions, end, hold, say
 from controller.core.faults import Fault
 from controller.core.look import Look
 from controller.core.states import GenerationState, JobState, Reason
@@ -62,6 +62,9 @@ def _still(job: Job, generation: Generation, state: GenerationState, fault: Faul
 def rescue(look: Look, job: Job, generation: Generation) -> Actions:
     """The next thing to do about a halted generation; nothing: wait."""
     assert generation.ending is not None
+    _, silent = look.missing(generation)
+    if silent and len(look.pool.offer(job)) == 0:  # that may be our own network
+        return hold(look, job, silent)
     marks = look.lose_missing(generation)
     alive = _alive(look, generation)
     answering = [s for s in alive if look.pool.answers(s.node, s.incarnation)]

@@ -167,7 +167,7 @@ class Checkpoint:
     writer.
     """
     layers: frozenset[int] = frozenset()
-    """What its durable parts hold; known while its writer is the job's current generation."""
+    """What its durable parts hold; known while its writer stands still."""
 
 
 @dataclass(frozen=True)

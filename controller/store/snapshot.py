@@ -66,7 +66,8 @@ class Snapshots:
         self._past = {job: past for job, past in self._past.items() if job in ids}
         self._learn_past(connection, ids)
         current = _current(connection, ids)
-        saved = _checkpoints(connection, ids, {job: g.number for job, g in current.items()})
+        standing = {job: g.number for job, g in current.items() if g.ending}
+        saved = _checkpoints(connection, ids, standing)
         rates = _save_rates(connection, current)
         last_loss = connection.execute(sa.select(sa.func.max(nodes.c.gone_at))).scalar()
         return World(
@@ -265,7 +266,7 @@ def _save_rates(connection: sa.Connection, current: Mapping[str, Generation]) ->
 
 
 def _checkpoints(
-    connection: sa.Connection, ids: Sequence[str], writers: Mapping[str, int]
+    connection: sa.Connection, ids: Sequence[str], standing: Mapping[str, int]
 ) -> dict[str, list[Checkpoint]]:
     rows = connection.execute(
         sa.select(checkpoints)
@@ -284,7 +285,7 @@ def _checkpoints(
                 resumed_from=history.resumed_from(row.resumed_from),
                 layers=(
                     _layers(connection, row)
-                    if row.generation == writers.get(row.job)
+                    if row.generation == standing.get(row.job)
                     else frozenset()
                 ),
             )

@@ -189,6 +189,7 @@ parts = sa.Table(
     sa.Column("seconds", Seconds),  # that writing it took; null when it was found
     sa.Column("at", Seconds, nullable=False),
 )
+sa.Index("ix_parts_job", parts.c.job, parts.c.at)
 
 checkpoints = sa.Table(
     "checkpoints",

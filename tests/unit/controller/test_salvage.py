@@ -231,6 +231,21 @@ def test_a_job_below_its_least_vms_saves_before_it_waits() -> None:
     assert waiting.message.startswith("1 of 4 VMs lost; survivors saved step 25; waiting for VMs")
 
 
+def test_when_nobody_is_heard_of_the_survivors_are_waited_for_and_then_save() -> None:
+    cluster = two_by_two()
+    cluster.kill("vm-3")
+    assert actions(cluster, Salvage)
+    cluster.freeze("vm-0", "vm-1", "vm-2")
+    cluster.pass_time(6)
+    cluster.settle()
+    assert cluster.jobs["job_a"].state is JobState.WAITING
+    cluster.thaw("vm-0", "vm-1", "vm-2")
+    cluster.pass_time(1)
+    cluster.survive()
+    cluster.settle()
+    assert go_on(cluster) == "step-000025.g2.salvage"
+
+
 @pytest.mark.parametrize("moment", ["halted", "saving"])
 def test_cancel_wins_while_survivors_stand_still(moment: str) -> None:
     cluster = two_by_two()
