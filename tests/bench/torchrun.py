@@ -18,7 +18,7 @@ from tests.bench.clock import Clock
 from tests.bench.trees import strike, tree, until
 
 RENDEZVOUS = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
-START_SECONDS = 180.0
+START_SECONDS = 300.0
 
 
 class Torchrun:
