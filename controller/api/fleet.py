@@ -5,11 +5,16 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from controller.api import schemas, views
+from controller.api.auth import Caller
 from controller.api.deps import Here
+from controller.api.errors import ProblemException, StrictRoute
 from controller.api.jobs import Limit, event_page
+from controller.bell import FEED, RECONCILER
 from controller.core.events import EventType
+from controller.parts import Parts
+from controller.store import nodes
 
-router = APIRouter(prefix="/api/v1", tags=["nodes"])
+router = APIRouter(prefix="/api/v1", tags=["nodes"], route_class=StrictRoute)
 
 
 @router.get("/nodes")
@@ -19,6 +24,29 @@ def list_nodes(here: Here, all: bool = False) -> schemas.Page[schemas.NodeView]:
         now = here.clock.now()
         items = views.node_views(connection, here.presence, now, gone_too=all)
     return schemas.Page(items=items)
+
+
+@router.post("/nodes/{node}/actions/drain", status_code=202)
+def drain(here: Here, by: Caller, node: str) -> schemas.NodeView:
+    """What works there stops after a saved step and goes on elsewhere; nothing new begins there."""
+    return _drain(here, by, node, wanted=True)
+
+
+@router.post("/nodes/{node}/actions/undrain", status_code=202)
+def undrain(here: Here, by: Caller, node: str) -> schemas.NodeView:
+    """The node may be used again."""
+    return _drain(here, by, node, wanted=False)
+
+
+def _drain(here: Parts, by: Caller, node: str, *, wanted: bool) -> schemas.NodeView:
+    at = here.clock.now()
+    key = here.store.write(lambda c: nodes.drain(c, node, by.label, at, wanted=wanted)).result()
+    if key is None:
+        raise ProblemException(404, f"There is no live node {node}.")
+    here.ring(RECONCILER, FEED)
+    with here.store.read() as connection:
+        live = views.node_views(connection, here.presence, at)
+    return next(view for view in live if view.name == node)
 
 
 @router.get("/events")

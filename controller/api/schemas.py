@@ -23,6 +23,7 @@ is named by its id, its name (the newest of that name) or a unique prefix of its
     GET  /jobs/{job}/logs               -> LogView                       ?rank=&generation=&tail=200
                                                                          or &offset=N
     GET  /jobs/{job}/ledger             -> LedgerView
+    POST /nodes/{node}/actions/{drain|undrain} -> 202 NodeView
     GET  /nodes[?all=true]              -> Page[NodeView]                without all, only live ones
     GET  /events                        -> Page[EventView]               as above, of everything
     GET  /stream?after=SEQ[&job=…]      -> SSE: hello, event, job, tick, nodes, reset

@@ -199,7 +199,7 @@ def _node_view(row: Any, seated: Sequence[Any], presence: Presence, now: float) 
         agent_version=facts.agent_version,
         torch_version=facts.torch_version,
         registered_at=moment(row.registered_at),
-        leaves_at=moment(row.notice["deadline"]) if row.notice else None,
+        leaves_at=moment_or_none(row.notice["deadline"]) if row.notice else None,
         heard_at=moment(heard),
         heard_seconds_ago=max(0.0, now - heard),
         gone_at=moment_or_none(row.gone_at),

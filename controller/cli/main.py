@@ -55,6 +55,7 @@ for _verb in (local.serve, demo.demo, jobs.submit, jobs.validate, jobs.init, job
     app.command()(_verb)
 app.command("try")(local.try_)
 app.add_typer(local.checkpoint, name="checkpoint")
+app.add_typer(watch.node, name="node")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

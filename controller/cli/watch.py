@@ -3,6 +3,7 @@
 import time
 from datetime import UTC, datetime
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -84,6 +85,30 @@ def nodes(
         )
         return
     output.console().print(nodes_table(found))
+
+
+node = typer.Typer(help="Empty a VM, or use it again.", no_args_is_help=True)
+
+
+@node.command("drain")
+def drain(context: typer.Context, name: str, json_: AsJson = False) -> None:
+    """Save what works on a VM and go on without it."""
+    _tell(context, name, "drain", "is being emptied", json_)
+
+
+@node.command("undrain")
+def undrain(context: typer.Context, name: str, json_: AsJson = False) -> None:
+    """Let jobs use a VM again."""
+    _tell(context, name, "undrain", "may be used again", json_)
+
+
+def _tell(context: typer.Context, name: str, action: str, news: str, json_: bool) -> None:
+    path = f"/api/v1/nodes/{quote(name, safe='')}/actions/{action}"
+    view = Connection.of(context).post(path, {}, NodeView)
+    if json_:
+        output.as_json(view)
+    else:
+        output.say(f"{view.name} {news}.")
 
 
 def _seat_of(

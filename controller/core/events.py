@@ -16,6 +16,8 @@ class EventType(StrEnum):
     PROGRAM_INSPECTED = "program_inspected"
     NODE_JOINED = "node_joined"
     NODE_NOTICED = "node_noticed"
+    NODE_DRAIN_ASKED = "node_drain_asked"
+    NODE_DRAIN_UNDONE = "node_drain_undone"
     NODE_LOST = "node_lost"
     NODE_EVICTED = "node_evicted"
     EVICTION_DRILL = "eviction_drill"

@@ -17,11 +17,11 @@ from trainer.contract.spec import ResumedFrom, Shape
 
 @dataclass(frozen=True)
 class Notice:
-    """A node was told that it will be taken."""
+    """A node was told that it will be taken, or somebody wants it emptied."""
 
     kind: str
     deadline: float
-    """When, at the latest that is known."""
+    """When, at the latest that is known; infinite: nobody says."""
 
 
 @dataclass(frozen=True)

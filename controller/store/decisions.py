@@ -17,6 +17,7 @@ from controller.core import actions
 from controller.core.events import EventType
 from controller.core.jobspec import JobSpec
 from controller.core.states import GenerationState, JobState, NodeState, Reason, may_move
+from controller.core.words import ended
 from controller.store import events
 from controller.store.launching import Place, job_root, run_specs
 from controller.store.nodes import give_order
@@ -233,7 +234,8 @@ class Recorder:
         for node, incarnation in self._seated(action.job, action.number, alive=True):
             self._order(node, incarnation, kind(job=action.job, generation=action.number))
         type_ = EventType.GENERATION_HALTED if halted else EventType.GENERATION_DRAINING
-        self._event(type_, action.because, action.job, action.number, reason=action.reason.value)
+        self._event(type_, ended(action.because), action.job, action.number,
+                    reason=action.reason.value)  # fmt: skip
 
     def _roll_forward(self, action: actions.RollForward) -> None:
         for survivor in action.survivors:

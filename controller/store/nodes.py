@@ -122,6 +122,23 @@ def take_notice(
     events.record(connection, at, EventType.NODE_NOTICED, message, node=node, notice=told)
 
 
+def drain(
+    connection: sa.Connection, node: str, by: str, at: float, *, wanted: bool
+) -> tuple[str, str] | None:
+    """Have the live node of this name emptied, or used again; its key, or None: there is none."""
+    live = (nodes.c.name == node) & nodes.c.state.not_in(GONE)
+    row = connection.execute(sa.select(nodes).where(live)).one_or_none()
+    if row is None:
+        return None
+    if wanted != (row.notice is not None):
+        told = {"kind": "drain", "event": "", "at": at, "deadline": None} if wanted else None
+        connection.execute(nodes.update().where(live).values(notice=told))
+        type_ = EventType.NODE_DRAIN_ASKED if wanted else EventType.NODE_DRAIN_UNDONE
+        what = "to be emptied" if wanted else "to be used again"
+        events.record(connection, at, type_, f"{node} is {what}, asked for by {by}.", node=node)
+    return row.name, row.incarnation
+
+
 def flush_heard(connection: sa.Connection, heard: Mapping[tuple[str, str], float]) -> None:
     """Write down when nodes were last heard, in one go."""
     if heard:

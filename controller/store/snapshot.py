@@ -3,6 +3,7 @@
 What is over does not change any more: ended generations are read once and kept.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -124,8 +125,12 @@ def _node(row: Any, sign: Sign | None) -> Node:
         heard_at=max(row.heard_at, sign.heard_at if sign else 0.0),
         suspect_since=sign.suspect_since if sign else None,
         registered_at=row.registered_at,
-        notice=Notice(row.notice["kind"], row.notice["deadline"]) if row.notice else None,
+        notice=_notice(row.notice) if row.notice else None,
     )
+
+
+def _notice(told: Any) -> Notice:
+    return Notice(told["kind"], math.inf if told["deadline"] is None else told["deadline"])
 
 
 def _job(

@@ -74,7 +74,7 @@ nodes = sa.Table(
     sa.Column("registered_at", Seconds, nullable=False),
     sa.Column("heard_at", Seconds, nullable=False),  # flushed now and then; memory knows better
     sa.Column("gone_at", Seconds),
-    sa.Column("notice", sa.JSON(none_as_null=True)),  # {kind, event, at, deadline}
+    sa.Column("notice", sa.JSON(none_as_null=True)),  # {kind, event, at, deadline or null}
 )
 live_node_names = sa.Index(
     "uq_nodes_live_name",

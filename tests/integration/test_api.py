@@ -232,6 +232,7 @@ def test_a_body_too_large_is_refused_with_or_without_its_length(user: httpx2.Cli
         ("GET", "/api/v1/jobs/none/ledger", 404),
         ("POST", "/api/v1/jobs/none/actions/cancel", 404),
         ("POST", "/api/v1/jobs/none/actions/pause", 404),
+        ("POST", "/api/v1/nodes/none/actions/drain", 404),
         ("POST", "/api/v1/jobs/none/actions/checkpoint", 404),
         ("GET", "/api/v1/stream?job=none", 404),
         ("GET", "/nowhere", 404),

@@ -1,5 +1,6 @@
 """Salvage, drain and notices between the store and the wire: what is ordered, and what is known."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from controller.core import actions
 from controller.core.states import GenerationState, NodeState, Reason
 from controller.core.world import Checkpoint, Generation
 from controller.store import history, jobs, tables
+from controller.store import nodes as store_nodes
 from tests.fakes.agents import committed
 from tests.integration.test_decisions import LIFE, Told, said
 from trainer.contract import progress
@@ -130,6 +132,19 @@ def test_a_notice_is_kept_with_its_deadline(told: Told) -> None:
     notice = {node.name: node.notice for node in told.world().nodes}
     assert notice["vm-1"] is None and notice["vm-2"] is not None
     assert notice["vm-2"].deadline == told.at + 30
+
+
+def test_a_node_is_emptied_until_it_may_be_used_again(told: Told) -> None:
+    def ask(wanted: bool) -> object:
+        return told.store.write(
+            lambda c: store_nodes.drain(c, "vm-2", "test", told.at, wanted=wanted)
+        ).result()
+
+    assert ask(True) == ("vm-2", LIFE)
+    (notice,) = [node.notice for node in told.world().nodes if node.name == "vm-2"]
+    assert notice is not None and notice.deadline == math.inf
+    assert ask(False) == ("vm-2", LIFE)
+    assert all(node.notice is None for node in told.world().nodes)
 
 
 def test_saving_now_is_asked_of_one_rank_of_a_run(told: Told) -> None:
