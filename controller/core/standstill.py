@@ -36,7 +36,7 @@ def stop_by(look: Look, job: Job, fault: Fault) -> Actions:
 
 def _halt(look: Look, job: Job, generation: Generation, fault: Fault) -> Actions:
     message = f"{fault.because}; the others keep step {generation.committed:,}."
-    state = JobState.WAITING if job.state is JobState.WAITING else JobState.RECOVERING
+    state = JobState.RECOVERING if job.state is JobState.RUNNING else job.state
     said = say(job, state, fault.reason, message)
     halted = replace(
         generation,

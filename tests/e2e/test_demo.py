@@ -22,7 +22,8 @@ def test_three_of_eight_nodes_die_and_the_training_is_the_same(tmp_path: Path) -
     assert (outcome["state"], outcome["steps"]) == ("succeeded", 80)
     assert outcome["samples_committed_once"] is True
     (recovery,) = outcome["recoveries"]
-    assert recovery["resumed_from"] in (20, 30)
+    # From the survivors' memory where they hold every layer, else from disk.
+    assert recovery["resumed_from"] in (20, 30, recovery["at_step"])
     assert recovery["lost_steps"] == recovery["at_step"] - recovery["resumed_from"]
     assert recovery["from_shape"] != recovery["to_shape"]
     assert set(recovery["phases"]) == {
