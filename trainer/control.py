@@ -153,8 +153,8 @@ class Control:
                 self._orders.put(Halt())
             else:
                 self._give_up_at = time.monotonic() + COME_BACK_SECONDS
-        self._shut_down(socket.SHUT_RD)
         self._is_halted.set()
+        self._shut_down(socket.SHUT_RD)
         os.eventfd_write(self._wake, 1)
 
     def halt_after_error(self, cause: str, suspects: tuple[int, ...]) -> None:

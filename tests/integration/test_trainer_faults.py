@@ -94,7 +94,7 @@ def test_a_halt_order_ends_every_wait_for_a_rank_that_hangs(
     hanging = generation.ranks[3]
     os.kill(hanging.trainer.pid, signal.SIGSTOP)
     generation.order(Halt())
-    trainers.wait(generation, lambda g: stands_still(g, 3), seconds=10)
+    trainers.wait(generation, lambda g: stands_still(g, 3), seconds=30)
     for rank in generation.ranks[:3]:
         assert rank.one(Halted).cause == "ordered"
         assert not rank.one(Halted).torn
@@ -108,7 +108,7 @@ def test_a_rank_that_waits_for_nobody_halts_between_two_tasks(
 ) -> None:
     generation = trainers.wait(start(trainers, tmp_path / "job", "1x1"), in_full_swing)
     generation.order(Halt())
-    trainers.wait(generation, stands_still, seconds=10)
+    trainers.wait(generation, stands_still, seconds=30)
     assert generation.ranks[0].one(Halted).applied == generation.ranks[0].steps[-1].step
     generation.order(Leave())
     trainers.wait(generation)
