@@ -40,6 +40,9 @@ MODEL = {"layers": 6, "width": 96, "heads": 4, "context": 64}
 """Small: a step takes a fraction of a second with eight trainers on two cores."""
 
 _LOOK_SECONDS = 0.2
+_AIM_SECONDS = 0.01
+"""Between looks when an eviction is near: it is to come at its step, not a step later."""
+_NEAR_STEPS = 5
 _TOLD = frozenset(
     {
         EventType.JOB_STATE_CHANGED,
@@ -136,6 +139,10 @@ class Evictions:
             self._kill(due.count, job)
         if self.every_seconds and now >= self._next_at and job.state is JobState.RUNNING:
             self._take_turns(job, now)
+
+    def are_near(self, job: JobView) -> bool:
+        """Whether the next planned one is due within a few steps."""
+        return bool(self.planned) and job.step >= self.planned[0].step - _NEAR_STEPS
 
     def _take_turns(self, job: JobView, now: float) -> None:
         """Half of the time one node is away; the first half it is there."""
@@ -262,7 +269,7 @@ def _watch(cluster: Cluster, job_id: str, evictions: Evictions, show: _Show, sta
             break
         evictions.look(job, time.monotonic())
         cluster.fleet.list()  # collects agents that a drill has killed
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_AIM_SECONDS if evictions.are_near(job) else _LOOK_SECONDS)
     show.end(job)
     while stay:
         output.note("Ctrl-C ends the demo.")
