@@ -103,7 +103,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
     """Hold the state folder's lock. Raises AgentError when another agent does."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("a+")
+        lock = (folder / "agent.lock").open("a+")
     except OSError as error:
         raise AgentError(f"cannot use {folder}: {error.strerror}") from error
     with lock:

@@ -8,6 +8,7 @@ $XDG_CONFIG_HOME/varuna/current.json   {url, token_file}: where the CLI finds it
 
 import argparse
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
@@ -85,20 +86,24 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._app = app
         self._settings = settings
+        self._before: str | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started and sockets:
-            _say_where(self._settings, sockets[0].getsockname()[1])
+            self._before = _say_where(self._settings, sockets[0].getsockname()[1])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         parts: Parts | None = getattr(self._app.state, "parts", None)
         if parts is not None:
             parts.close_down()
+        if self._before is not None:
+            _say_who_was_before(self._settings, self._before)
         await super().shutdown(sockets)
 
 
-def _say_where(settings: Settings, port: int) -> None:
+def _say_where(settings: Settings, port: int) -> str:
+    """Tell the CLI and whoever started us; what the CLI was told before, empty for nothing."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
     url = f"{settings.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     admin = token_file(settings, Role.ADMIN).absolute()
@@ -106,11 +111,24 @@ def _say_where(settings: Settings, port: int) -> None:
         settings.data / "controller.json", json.dumps({"url": url, "pid": os.getpid()}) + "\n"
     )
     settings.config_dir.mkdir(parents=True, exist_ok=True)
-    write_private(
-        settings.config_dir / "current.json",
-        json.dumps({"url": url, "token_file": str(admin)}) + "\n",
-    )
+    current = settings.config_dir / "current.json"
+    before = current.read_text() if current.is_file() else ""
+    write_private(current, json.dumps({"url": url, "token_file": str(admin)}) + "\n")
     print(f"Controller  {url}\nAdmin token {admin}", flush=True)
+    return before
+
+
+def _say_who_was_before(settings: Settings, before: str) -> None:
+    """Where the CLI is still sent to us, send it to the controller that it was sent to before."""
+    current = settings.config_dir / "current.json"
+    ours = str(token_file(settings, Role.ADMIN).absolute())
+    with contextlib.suppress(OSError, ValueError):
+        if json.loads(current.read_text()).get("token_file") != ours:
+            return
+        if before and json.loads(before).get("token_file") != ours:
+            write_private(current, before)
+        else:
+            current.unlink()
 
 
 def _hold(lock: IO[str]) -> bool:

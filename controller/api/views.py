@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from agent import wire
 from controller.api import past, schemas
 from controller.clock import moment, moment_or_none
+from controller.core.events import EventType
 from controller.core.jobspec import JobSpec
 from controller.core.states import JobState, NodeState, Reason
 from controller.presence import Presence
@@ -214,8 +215,11 @@ def event_views(
     limit: int = 50,
     type_: str | None = None,
     newest: bool = False,
+    routine: bool = True,
 ) -> list[schemas.EventView]:
-    """Rising by seq above ``after``; with ``newest`` the last ``limit`` of them."""
+    """Rising by seq above ``after``; with ``newest`` the last ``limit`` of them; without
+    ``routine`` none that a healthy job has all the time.
+    """
     seq = events.c.seq
     query = (
         sa.select(events, jobs.c.name.label("job_name"))
@@ -228,6 +232,8 @@ def event_views(
         query = query.where(events.c.job == job)
     if type_ is not None:
         query = query.where(events.c.type == type_)
+    if not routine:
+        query = query.where(events.c.type.not_in([t.value for t in EventType if t.is_routine]))
     rows = connection.execute(query).all()
     views = [schemas.EventView.model_validate(_event(row)) for row in rows]
     return views[::-1] if newest else views

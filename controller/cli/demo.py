@@ -98,8 +98,8 @@ def demo(
                     print(json.dumps(outcome(cluster, job.id)), flush=True)
         except KeyboardInterrupt:
             code = 130 if exit_ else 0
-            again = f" --data {folder}" if data else ""
-            left = f" Data kept in {folder}. Start again: varuna demo{again}" if kept else ""
+            again = f"Start again: varuna demo --data {folder}"
+            left = f" Data kept in {folder}. {again}" if kept else ""
             output.note(f"\nStopped.{left}")
     raise typer.Exit(code)
 

@@ -1,7 +1,8 @@
 """Pack a job's folder into a tar.gz whose digest depends on its content alone.
 
 What `.gitignore` and `.varunaignore` name (in any folder) stays behind, and so do `.git`, virtual
-environments and caches. Files of equal content give equal bytes: names sorted, no times, no owners.
+environments and caches, tokens, and the folders of a controller or an agent. Files of equal content
+give equal bytes: names sorted, no times, no owners.
 """
 
 import gzip
@@ -23,7 +24,11 @@ OURS = ("trainer", "agent", "controller")
 """Import names of ours, which a program's folder would hide behind or be hidden by."""
 
 _IGNORE_FILES = (".gitignore", ".varunaignore")
-_NEVER = GitIgnoreSpec.from_lines([".git", "__pycache__/", "*.pyc", ".venv/", ".varunaignore"])
+_NEVER = GitIgnoreSpec.from_lines(
+    [".git", "__pycache__/", "*.pyc", ".venv/", ".varunaignore", "*.token"]
+)
+_STATE_MARKS = ("controller.lock", "agent.lock")
+"""A folder with one of them is a controller's or an agent's own, with its secrets in it."""
 _Specs = Mapping[Path, GitIgnoreSpec]
 
 
@@ -60,6 +65,9 @@ def _files(workdir: Path) -> Iterator[str]:
     specs: dict[Path, GitIgnoreSpec] = {}
     for folder, folders, names in os.walk(workdir):
         here = Path(folder).relative_to(workdir)
+        if any(mark in names for mark in _STATE_MARKS):
+            folders.clear()
+            continue
         if lines := _ignore_lines(Path(folder)):
             specs[here] = GitIgnoreSpec.from_lines(lines)
         folders[:] = sorted(f for f in folders if not _is_ignored(here / f, specs, folder=True))

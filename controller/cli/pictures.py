@@ -16,6 +16,9 @@ from controller.core.states import JobState
 
 Row = list[str | Text]
 
+EVENTS_SEEN, EVENTS_SHOWN = 100, 8
+"""`status` looks at so many and shows the newest that are not routine."""
+
 
 def jobs_table(found: Sequence[JobView]) -> RenderableType:
     """One row a job."""
@@ -66,7 +69,8 @@ def picture(controller: Controller, job: JobView) -> RenderableType:
     path = job_path(job.id)
     now = datetime.now(UTC)
     launched = [g for g in controller.all(f"{path}/generations", GenerationView) if g.seats]
-    events = controller.get(f"{path}/events", Page[EventView], last=8).items
+    newest = controller.get(f"{path}/events", Page[EventView], last=EVENTS_SEEN).items
+    events = [event for event in newest if not event.type.is_routine][-EVENTS_SHOWN:]
     head = Text.assemble(
         (job.name, "bold"), "  ", output.state(job.state, words.JOB_GLYPH[job.state]), f"  {job.id}"
     )

@@ -39,3 +39,8 @@ class EventType(StrEnum):
     CHECKPOINTS_DELETED = "checkpoints_deleted"
     SAVE_FAILED = "save_failed"
     JOB_DONE_MARKED = "job_done_marked"
+
+    @property
+    def is_routine(self) -> bool:
+        """It comes again and again in a healthy job; where room is short it is left out."""
+        return self in (EventType.CHECKPOINT_COMPLETE, EventType.CHECKPOINTS_DELETED)

@@ -191,7 +191,9 @@ def _recoveries(connection: sa.Connection, parts: Parts, row: Any) -> Context:
 
 
 def _events(connection: sa.Connection, parts: Parts, row: Any) -> Context:
-    found = views.event_views(connection, job=row.id, limit=EVENTS_SHOWN, newest=True)
+    found = views.event_views(
+        connection, job=row.id, limit=EVENTS_SHOWN, newest=True, routine=False
+    )
     more = len(found) == EVENTS_SHOWN
     return _head(connection, parts, row) | {"events": found, "more": more}
 

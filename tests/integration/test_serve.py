@@ -64,6 +64,19 @@ def test_it_says_where_it_is_and_ends_when_asked(tmp_path: Path) -> None:
                 assert time.monotonic() - began < 2.5
 
 
+def test_one_that_ends_sends_the_cli_back_to_the_one_before(tmp_path: Path) -> None:
+    with serving(tmp_path) as (_, url):
+        current = tmp_path / "config" / "current.json"
+        environ = {"VARUNA_CONFIG_DIR": str(current.parent), "PATH": "/usr/bin:/bin"}
+        with subprocess.Popen(
+            command(tmp_path / "second"), env=environ, stdout=subprocess.DEVNULL
+        ) as second:
+            until(lambda: str(tmp_path / "second") in current.read_text(), 20)
+            second.send_signal(signal.SIGTERM)
+            assert second.wait(10) == 0
+        assert json.loads(current.read_text())["url"] == url
+
+
 def test_a_folder_has_one_controller(tmp_path: Path) -> None:
     with serving(tmp_path):
         second = subprocess.run(

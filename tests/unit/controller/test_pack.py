@@ -94,6 +94,16 @@ def test_our_own_import_names_are_free_further_down(folder: Path) -> None:
     assert "mine/trainer.py" in names(pack(folder, "gpt.py"))
 
 
+@pytest.mark.parametrize("name", ["my.token", "var/admin.token", "var/varuna.db", "vm/bundles/x"])
+def test_tokens_and_the_folders_of_controllers_and_agents_stay_behind(
+    folder: Path, name: str
+) -> None:
+    write(folder, "var/controller.lock")
+    write(folder, "vm/agent.lock")
+    write(folder, name)
+    assert name not in names(pack(folder, "gpt.py"))
+
+
 def test_a_missing_or_ignored_program_is_said(folder: Path) -> None:
     with pytest.raises(CliError, match=r"The program no.py is not in"):
         pack(folder, "no.py")
