@@ -13,7 +13,7 @@ reports new steps no member is dead, however late its agent's beats.
 
 from collections.abc import Iterable
 
-from controller.core.states import Reason
+from controller.core.states import GenerationState, Reason
 from controller.core.words import seconds
 from controller.core.world import Generation, Node, Rules, Seat, World
 from trainer.contract.progress import ExitCode
@@ -62,6 +62,12 @@ def is_dead(
         silence = now - max(node.heard_at, broken_at)
         if silence > rules.broken_bound and any(has_broken_link(seat) for seat in others):
             return f"{node.name}'s agent has gone away and its peers' links broke"
+        # Inside of a rendezvous nobody's link breaks, and a launch holds nothing: a false alarm
+        # costs one. Where nobody else answers either, it is our own network.
+        is_launching = generation.state is GenerationState.LAUNCHING
+        others_answer = any(is_answering(other, now, rules) for other in world.nodes)
+        if silence > rules.broken_bound and is_launching and others_answer:
+            return f"{node.name}'s agent has gone away during the launch"
     elif named_by and now > world.grace_until:
         silence_bound = seconds(rules.suspect_after)
         return f"{named_by.node} lost its link to {node.name}, unheard for {silence_bound}"

@@ -4,7 +4,7 @@ import pytest
 
 from controller.core.actions import EndGeneration, MarkNode
 from controller.core.reconcile import reconcile
-from controller.core.states import JobState
+from controller.core.states import GenerationState, JobState
 from tests.unit.controller.cluster import Cluster
 from tests.unit.controller.test_reconcile import running, the_job
 from trainer.contract.progress import ExitCode
@@ -53,6 +53,40 @@ def test_a_proxy_that_breaks_every_request_loses_nobody(seconds: float) -> None:
     assert is_quiet(cluster)
     cluster.pass_time(0.5)
     assert is_quiet(cluster)
+
+
+def launching() -> Cluster:
+    """Of four, three were launched anew after a loss and have not met yet."""
+    cluster = running(4)
+    cluster.kill("vm-1")
+    cluster.settle()
+    cluster.survive()
+    cluster.settle()
+    cluster.pass_time(0.5)
+    cluster.list_folder()
+    cluster.settle()
+    assert cluster.generation().state is GenerationState.LAUNCHING
+    return cluster
+
+
+def test_a_node_that_goes_away_while_launching_is_lost_before_its_silence_is_long() -> None:
+    """Its peers wait for it inside of the rendezvous, where no link tells them."""
+    cluster = launching()
+    gone = cluster.generation().seats[0].node
+    cluster.mute.add(cluster.nodes[gone].incarnation)
+    cluster.break_requests(gone)
+    cluster.pass_time(1.4)
+    assert not lost(cluster)
+    cluster.pass_time(0.2)
+    assert lost(cluster) == {gone: f"{gone}'s agent has gone away during the launch."}
+
+
+def test_when_everybody_breaks_off_while_launching_nobody_is_lost_for_it() -> None:
+    cluster = launching()
+    cluster.freeze(*cluster.nodes)
+    cluster.break_requests(*cluster.nodes)
+    cluster.pass_time(1.6)
+    assert not lost(cluster)
 
 
 def test_a_suspect_that_says_nothing_while_its_peers_links_are_broken_is_lost() -> None:
