@@ -111,10 +111,11 @@ def test_a_killed_trainer_costs_no_node(scene: Scene) -> None:
     scene.add("vm-1", "vm-2")
     scene.submit(100_000, nodes="2")
     scene.wait_for_step(12)
+    before = {(seat.node, seat.incarnation) for seat in scene.running().seats}
     scene.trainers_of("vm-2")[-1].kill()
     recovery = scene.wait_for_recovery(1)
     assert recovery.from_shape == recovery.to_shape
-    assert {n.name for n in scene.nodes()} == {"vm-1", "vm-2"}
+    assert {(seat.node, seat.incarnation) for seat in scene.running().seats} == before
 
 
 def test_nothing_is_alive_where_an_agent_was_killed(scene: Scene) -> None:
