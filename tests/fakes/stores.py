@@ -48,6 +48,7 @@ def azurite(folder: Path) -> Iterator[str]:
             _make_container(said)
             yield "abfs://varuna/runs"
     finally:
+        _forget_file_systems()
         process.terminate()
         process.wait(10)
 
@@ -56,6 +57,15 @@ def _listens(port: int) -> bool:
     assert port
     with socket.socket() as trying:
         return trying.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _forget_file_systems() -> None:
+    """fsspec keeps them by their arguments, and the port is not among these: the next emulator
+    would be sought where this one was.
+    """
+    from adlfs import AzureBlobFileSystem  # type: ignore[import-untyped]
+
+    AzureBlobFileSystem.clear_instance_cache()
 
 
 def _make_container(connection: str) -> None:
