@@ -107,13 +107,14 @@ def _say_where(settings: Settings, port: int) -> str:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
     url = f"{settings.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     admin = token_file(settings, Role.ADMIN).absolute()
-    write_private(
-        settings.data / "controller.json", json.dumps({"url": url, "pid": os.getpid()}) + "\n"
-    )
     settings.config_dir.mkdir(parents=True, exist_ok=True)
     current = settings.config_dir / "current.json"
     before = current.read_text() if current.is_file() else ""
     write_private(current, json.dumps({"url": url, "token_file": str(admin)}) + "\n")
+    # The last word: who finds this file finds everything else in place.
+    write_private(
+        settings.data / "controller.json", json.dumps({"url": url, "pid": os.getpid()}) + "\n"
+    )
     print(f"Controller  {url}\nAdmin token {admin}", flush=True)
     return before
 

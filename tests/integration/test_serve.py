@@ -31,9 +31,11 @@ def command(data: Path, *flags: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def serving(data: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """The process and its URL."""
-    environ = {"VARUNA_CONFIG_DIR": str(data / "config"), "PATH": "/usr/bin:/bin"}
+def serving(
+    data: Path, *flags: str, config: Path | None = None
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """The process and its URL; the CLI is told in ``config``, else in a folder of its own."""
+    environ = {"VARUNA_CONFIG_DIR": str(config or data / "config"), "PATH": "/usr/bin:/bin"}
     with subprocess.Popen(command(data, *flags), env=environ, stdout=subprocess.DEVNULL) as process:
         where = data / "controller.json"
         try:
@@ -65,16 +67,17 @@ def test_it_says_where_it_is_and_ends_when_asked(tmp_path: Path) -> None:
 
 
 def test_one_that_ends_sends_the_cli_back_to_the_one_before(tmp_path: Path) -> None:
-    with serving(tmp_path) as (_, url):
-        current = tmp_path / "config" / "current.json"
-        environ = {"VARUNA_CONFIG_DIR": str(current.parent), "PATH": "/usr/bin:/bin"}
-        with subprocess.Popen(
-            command(tmp_path / "second"), env=environ, stdout=subprocess.DEVNULL
-        ) as second:
-            until(lambda: str(tmp_path / "second") in current.read_text(), 20)
-            second.send_signal(signal.SIGTERM)
-            assert second.wait(10) == 0
-        assert json.loads(current.read_text())["url"] == url
+    config = tmp_path / "config"
+
+    def told() -> str:
+        return str(json.loads((config / "current.json").read_text())["url"])
+
+    with serving(tmp_path / "first", config=config) as (_, first):
+        with serving(tmp_path / "second", config=config) as (process, second):
+            assert told() == second
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == 0
+        assert told() == first
 
 
 def test_a_folder_has_one_controller(tmp_path: Path) -> None:
