@@ -164,6 +164,21 @@ class Stopped(Frozen):
     step: int
 
 
+class NonFinite(Frozen):
+    """Step ``step`` would spoil the weights, so nobody applies it: all ranks stop after the step
+    before and say :class:`Stopped`. Said by each rank that saw it at home.
+    """
+
+    kind: Literal["non_finite"] = "non_finite"
+    step: int
+    replica: int
+    stage: int
+    what: str
+    """What is not finite and where, in words that fit into a sentence: ``the loss of micro-batch
+    3``, ``the gradient of layers.2.mlp.weight``.
+    """
+
+
 class Failed(Frozen):
     """The trainer cannot go on; it ends with ``code`` right after."""
 
@@ -193,6 +208,7 @@ Line = Annotated[
     | SaveFailed
     | Halted
     | Stopped
+    | NonFinite
     | Failed
     | Finished,
     Field(discriminator="kind"),
