@@ -3,7 +3,7 @@
 Each rank writes its own part and waits for nobody; a checkpoint is complete when the parts cover
 the model (:mod:`trainer.contract.checkpoints` has the layout and the rules). Files become visible
 whole and durable, the part after its layers. What is read is checked against the size and the
-SHA-256 it was written with.
+hash it was written with.
 
     CheckpointError
       DamagedError        the content of a file is wrong: go back to another checkpoint
@@ -12,7 +12,6 @@ SHA-256 it was written with.
                           it is left
 """
 
-import hashlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,11 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+import xxhash
 from pydantic import ValidationError
 
 from trainer.contract import checkpoints
 from trainer.contract.checkpoints import (
     OTHER_CONTENT,
+    PIECE_BYTES,
     LayerFile,
     Part,
     PartHeader,
@@ -57,8 +58,6 @@ __all__ = [
 
 _AT_ONCE = 4
 """Layers that are written or read side by side."""
-_PIECE_BYTES = 1 << 20
-"""Hashed while it is still in the processor's cache."""
 
 
 class CheckpointError(Exception):
@@ -148,7 +147,7 @@ def _written_before(part: Path, header: PartHeader) -> tuple[LayerFile, ...]:
 def _write_layer(folder: Path, rank: int, layer: int, state: LayerState) -> LayerFile:
     """Write one layer under its temporary name, hashing what streams by."""
     name = layer_file(layer, rank)
-    digest = hashlib.sha256()
+    digest = xxhash.xxh3_128()
     num_bytes = 0
 
     def seen() -> Iterator[bytes | memoryview]:
@@ -163,7 +162,7 @@ def _write_layer(folder: Path, rank: int, layer: int, state: LayerState) -> Laye
         layer=layer,
         name=name,
         num_bytes=num_bytes,
-        sha256=digest.hexdigest(),
+        xxh3=digest.hexdigest(),
         aliases=state.aliases,
     )
 
@@ -233,14 +232,14 @@ def _read_parts(path: Path) -> tuple[tuple[Part, ...], tuple[Skipped, ...]]:
 def _read_layer(folder: Path, file: LayerFile) -> LayerState:
     """The layer in ``file``, whose size and hash are right."""
     path = folder / file.name
-    digest = hashlib.sha256()
+    digest = file.hashing()
     try:
         check_size(folder, file)
         with path.open("rb", buffering=0) as opened:
 
             def fill(room: memoryview) -> None:
                 while room:
-                    count = opened.readinto(room[:_PIECE_BYTES])
+                    count = opened.readinto(room[:PIECE_BYTES])
                     if not count:
                         raise ValueError("ends early")
                     digest.update(room[:count])
@@ -253,7 +252,7 @@ def _read_layer(folder: Path, file: LayerFile) -> LayerState:
         raise UnreachableError(path, f"cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise DamagedError(path, OTHER_CONTENT) from error
-    if digest.hexdigest() != file.sha256:
+    if digest.hexdigest() != file.content_hash:
         raise DamagedError(path, OTHER_CONTENT)
     return state
 

@@ -18,6 +18,7 @@ from pydantic import Field, TypeAdapter
 from torch import Tensor
 
 from trainer.contract.spec import Frozen
+from trainer.memory import ALIGNMENT, Room
 from trainer.program import ProgramError
 
 Scalar = float | int | bool | str | None
@@ -129,8 +130,8 @@ def _flattened(state: LayerState) -> tuple[dict[str, Tensor], dict[str, dict[str
 def decode(fill: Fill, num_bytes: int, aliases: dict[str, str] | None = None) -> LayerState:
     """The state in a file of ``num_bytes`` that ``fill`` reads in order.
 
-    Nothing is copied: each tensor is filled in memory of its own, made by torch and so aligned as
-    every tensor's. The file is not trusted yet. Raises ValueError when it is none of ours.
+    Nothing is copied: each tensor is filled in memory of its own, as aligned as torch's. The file
+    is not trusted yet. Raises ValueError when it is none of ours.
     """
     length = int.from_bytes(_read(fill, 8, num_bytes), "little")
     header = _HEADER.validate_json(bytes(_read(fill, length, num_bytes - 8)))
@@ -138,9 +139,11 @@ def decode(fill: Fill, num_bytes: int, aliases: dict[str, str] | None = None) ->
     state = LayerState(
         {}, {}, {name: dict(moments) for name, moments in kept.items()}, aliases or {}
     )
-    at = 0
-    for path, entry in _ENTRIES.validate_python(header).items():
-        tensor = _room(entry, at, num_bytes - 8 - length)
+    at, there = 0, num_bytes - 8 - length
+    entries = _ENTRIES.validate_python(header)
+    room = Room(there + len(entries) * ALIGNMENT)
+    for path, entry in entries.items():
+        tensor = room.tensor(entry.shape, _dtype_of(entry, at, there))
         at += tensor.nbytes
         if tensor.nbytes:
             fill(_bytes_of(tensor))
@@ -150,8 +153,8 @@ def decode(fill: Fill, num_bytes: int, aliases: dict[str, str] | None = None) ->
             state.optimizer.setdefault(name, {})[key] = tensor
         else:
             (state.parameters if kind == "parameters" else state.buffers)[name] = tensor
-    if at != num_bytes - 8 - length:
-        raise ValueError(f"holds {num_bytes - 8 - length} bytes of tensors and names {at}")
+    if at != there:
+        raise ValueError(f"holds {there} bytes of tensors and names {at}")
     return state
 
 
@@ -163,14 +166,14 @@ def _read(fill: Fill, length: int, there: int) -> bytearray:
     return data
 
 
-def _room(entry: _Entry, at: int, there: int) -> Tensor:
-    """Memory for the tensor that begins ``at`` in the ``there`` bytes of all tensors."""
+def _dtype_of(entry: _Entry, at: int, there: int) -> torch.dtype:
+    """Of the tensor that must begin ``at`` in the ``there`` bytes of all tensors."""
     dtype, (begin, end) = _DTYPES.get(entry.dtype), entry.data_offsets
     if dtype is None or begin != at or end > there:
         raise ValueError(f"a tensor of {entry.dtype} lies at {begin} .. {end}")
     if math.prod(entry.shape) * dtype.itemsize != end - begin:
         raise ValueError(f"a tensor of {entry.shape} does not have {end - begin} bytes")
-    return torch.empty(entry.shape, dtype=dtype)
+    return dtype
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

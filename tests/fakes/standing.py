@@ -8,7 +8,7 @@ from trainer.contract.checkpoints import scan
 from trainer.contract.progress import Forward, Halted, PartWritten, Phase, PhaseBegun, Save
 
 Contents = set[tuple[int, str]]
-"""(layer, SHA-256) of checkpoint files: bit-equal state has equal ones."""
+"""(layer, hash) of checkpoint files: bit-equal state has equal ones."""
 
 
 def stands_still(rank: Rank) -> bool:
@@ -66,7 +66,7 @@ def salvage(
 def hashes(root: Path, step: int, *, kind: str = "", generation: int | None = None) -> Contents:
     """What the parts at ``step`` hold; as many as there are layers when all writers agree."""
     return {
-        (file.layer, file.sha256)
+        (file.layer, file.content_hash)
         for part in scan(root).parts
         if (part.step, part.kind) == (step, kind) and generation in (None, part.generation)
         for file in part.files

@@ -83,7 +83,7 @@ def test_every_damaged_file_is_named(job: Path, capsys: pytest.CaptureFixture[st
     code, answer = asked(capsys, "verify", str(job))
     named = {str(Path(bad["file"]).relative_to(job)): bad["reason"] for bad in answer["damaged"]}
     assert code == 1
-    assert "SHA-256" in named.pop("step-000010.g2/layer-000.r0.safetensors")
+    assert "hash differs" in named.pop("step-000010.g2/layer-000.r0.safetensors")
     assert "Invalid JSON" in named.pop("step-000015.g3/part-0.json")
     assert named == {
         "step-000010.g2/layer-001.r0.safetensors": "has 6 bytes instead of 7",
