@@ -176,7 +176,7 @@ def test_a_missing_layer_file_is_skipped_with_its_name(tmp_path: Path) -> None:
         (b"\xff\xfe", "cannot be used: Invalid JSON"),
         (b"[" * 100_000, "cannot be used: Invalid JSON"),
         (b"{}", "cannot be used: step: Field required"),
-        (bX),
+        (b'{"format":3}', "cannot be used: format: Input should be 1 or 2"),
     ],
 )
 def test_a_broken_part_file_is_skipped_with_a_reason(
