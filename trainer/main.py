@@ -10,21 +10,15 @@ import socket
 import traceback
 
 from trainer import first_weights
-from trainer.checkpoint import (
-    CheckpointError,
-    DamagedError,
-    newer_marker,
-    read_header,
-    read_layers,
-    write_marker,
-)
+from trainer.checkpoint import CheckpointError, DamagedError, newer_marker, write_marker
 from trainer.contract.progress import ExitCode, Failed, Phase
 from trainer.contract.spec import RunSpec
 from trainer.contract.topology import Seat, check_cuts, stages_of
 from trainer.control import Control, HaltingError
-from trainer.data import Batches, same_data
+from trainer.data import Batches
 from trainer.groups import PeerLostError, RendezvousError, meet
 from trainer.links import Links
+from trainer.loading import load_layers
 from trainer.loop import Loop
 from trainer.pipeline import Pipeline, Share
 from trainer.program import ProgramError, load
@@ -79,8 +73,7 @@ def _train(spec: RunSpec, control: Control) -> ExitCode:
     control.watch(groups.sockets)
 
     control.enter(Phase.LOAD)
-    same_data(read_header(spec.load_from).data, batches.position)
-    states = read_layers(spec.load_from, mine)
+    states = load_layers(spec, mine, batches.position, control.check)
     stage = Stage(program, model, mine, spec.training, states, step)
     if spec.rank == 0:
         write_marker(spec.saving.root, spec.generation, spec.resumed_from)

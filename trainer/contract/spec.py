@@ -120,6 +120,8 @@ class RunSpec(Frozen):
     load_from: str | None = None
     """Absolute path of the checkpoint folder to load; None only for ``first_weights``."""
     resumed_from: ResumedFrom | None = None
+    load_seconds: FINITE_POSITIVE = 10.0
+    """How long what is missing in ``load_from``, or cannot be read, is looked for again."""
     timeout_seconds: FINITE_POSITIVE = 1800.0
     """The process groups' own timeout: a long stop, never the way a loss is seen."""
     limbo_seconds: FINITE_POSITIVE = 60.0
