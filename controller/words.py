@@ -106,6 +106,11 @@ def recovery(view: RecoveryView) -> str:
     return f"{move}; resumed from step {view.resumed_from:,} ({', '.join(cost)})"
 
 
+def quarantine(node: NodeView) -> str:
+    """Why it is not used; empty: it may be."""
+    return node.quarantine.because if node.quarantine else ""
+
+
 def node_ranks(node: NodeView) -> str:
     """``0, 4`` or nothing."""
     return ", ".join(str(rank) for rank in node.ranks) or NOTHING

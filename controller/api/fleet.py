@@ -12,7 +12,7 @@ from controller.api.jobs import Limit, event_page
 from controller.bell import FEED, RECONCILER
 from controller.core.events import EventType
 from controller.parts import Parts
-from controller.store import nodes
+from controller.store import conduct, nodes
 
 router = APIRouter(prefix="/api/v1", tags=["nodes"], route_class=StrictRoute)
 
@@ -38,15 +38,29 @@ def undrain(here: Here, by: Caller, node: str) -> schemas.NodeView:
     return _drain(here, by, node, wanted=False)
 
 
+@router.post("/nodes/{node}/actions/release", status_code=202)
+def release(here: Here, by: Caller, node: str) -> schemas.NodeView:
+    """A node that was set aside may be used again at once, with a clean record."""
+    at = here.clock.now()
+    if not here.store.write(lambda c: conduct.release(c, node, by.label, at)).result():
+        raise ProblemException(409, f"{node} is not set aside.")
+    return _seen(here, node, at)
+
+
 def _drain(here: Parts, by: Caller, node: str, *, wanted: bool) -> schemas.NodeView:
     at = here.clock.now()
     key = here.store.write(lambda c: nodes.drain(c, node, by.label, at, wanted=wanted)).result()
     if key is None:
         raise ProblemException(404, f"There is no live node {node}.")
+    return _seen(here, node, at)
+
+
+def _seen(here: Parts, node: str, at: float) -> schemas.NodeView:
+    """The node, live or gone, after something was done about it."""
     here.ring(RECONCILER, FEED)
     with here.store.read() as connection:
-        live = views.node_views(connection, here.presence, at)
-    return next(view for view in live if view.name == node)
+        found = views.node_views(connection, here.presence, at, gone_too=True)
+    return next(view for view in reversed(found) if view.name == node)
 
 
 @router.get("/events")

@@ -18,7 +18,7 @@ from controller.cloud.local import kill_tree
 from controller.core.events import EventType
 from controller.core.states import JobState
 from controller.parts import Parts
-from controller.store import events, jobs, nodes
+from controller.store import conduct, events, jobs, nodes
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], route_class=StrictRoute)
 Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -233,11 +233,14 @@ def evict(here: Here, job: str, drill: schemas.EvictRequest) -> schemas.EvictAns
         raise ProblemException(409, what)
     at = here.clock.now()
     message = f"Drill: {', '.join(taken)} taken without notice."
-    here.store.write(
-        lambda c: events.record(
-            c, at, EventType.EVICTION_DRILL, message, job=row.id, nodes=list(taken)
+
+    def note(connection: sa.Connection) -> None:
+        conduct.drilled(connection, taken, at)
+        events.record(
+            connection, at, EventType.EVICTION_DRILL, message, job=row.id, nodes=list(taken)
         )
-    ).result()
+
+    here.store.write(note).result()
     with ThreadPoolExecutor(len(taken)) as pool:
         list(pool.map(kill_tree, [facts[name] for name in taken]))
     here.ring(RECONCILER, FEED)

@@ -23,7 +23,7 @@ is named by its id, its name (the newest of that name) or a unique prefix of its
     GET  /jobs/{job}/logs               -> LogView                       ?rank=&generation=&tail=200
                                                                          or &offset=N
     GET  /jobs/{job}/ledger             -> LedgerView
-    POST /nodes/{node}/actions/{drain|undrain} -> 202 NodeView
+    POST /nodes/{node}/actions/{drain|undrain|release} -> 202 NodeView
     GET  /nodes[?all=true]              -> Page[NodeView]                without all, only live ones
     GET  /events                        -> Page[EventView]               as above, of everything
     GET  /stream?after=SEQ[&job=…]      -> SSE: hello, event, job, tick, nodes, reset
@@ -337,6 +337,13 @@ class LedgerView(View):
 # ---- nodes, events, the rest
 
 
+class QuarantineView(View):
+    """A node is not used until then, or until somebody releases it; ``because`` is a sentence."""
+
+    because: str
+    until: datetime
+
+
 class NodeView(View):
     """One incarnation of a node."""
 
@@ -367,6 +374,8 @@ class NodeView(View):
     gone_at: datetime | None
     leaves_at: datetime | None = None
     """When it will be taken, as it was told."""
+    quarantine: QuarantineView | None = None
+    """It is set aside."""
 
 
 class EventView(View):

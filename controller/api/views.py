@@ -18,7 +18,7 @@ from controller.core.events import EventType
 from controller.core.jobspec import JobSpec
 from controller.core.states import JobState, NodeState, Reason
 from controller.presence import Presence
-from controller.store import history
+from controller.store import conduct, history
 from controller.store.nodes import GONE
 from controller.store.tables import (
     events,
@@ -166,10 +166,20 @@ def node_views(
         .order_by(seats.c.rank)
     ):
         seated[(seat.node, seat.incarnation)].append(seat)
+    aside = conduct.all_of_them(connection)
     return [
-        _node_view(row, seated[(row.name, row.incarnation)], presence, now)
+        _node_view(row, seated[(row.name, row.incarnation)], presence, now).model_copy(
+            update={"quarantine": _quarantine(aside.get(row.name), now)}
+        )
         for row in connection.execute(query)
     ]
+
+
+def _quarantine(row: Any | None, now: float) -> schemas.QuarantineView | None:
+    found = conduct.quarantine_of(row)
+    if found is None or found.is_over or now >= found.until:
+        return None
+    return schemas.QuarantineView(because=found.because, until=moment(found.until))
 
 
 def _node_view(row: Any, seated: Sequence[Any], presence: Presence, now: float) -> schemas.NodeView:

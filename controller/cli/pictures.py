@@ -51,7 +51,7 @@ def nodes_table(found: Sequence[NodeView]) -> RenderableType:
         [
             node.name,
             output.state(node.state, words.NODE_GLYPH[node.state]),
-            node.job_name or words.NOTHING,
+            node.job_name or words.quarantine(node) or words.NOTHING,
             words.node_ranks(node),
             f"{node.devices} {node.device_kind}",
             node.zone or words.NOTHING,

@@ -87,7 +87,7 @@ def nodes(
     output.console().print(nodes_table(found))
 
 
-node = typer.Typer(help="Empty a VM, or use it again.", no_args_is_help=True)
+node = typer.Typer(help="Empty a VM, use it again, or release it.", no_args_is_help=True)
 
 
 @node.command("drain")
@@ -100,6 +100,12 @@ def drain(context: typer.Context, name: str, json_: AsJson = False) -> None:
 def undrain(context: typer.Context, name: str, json_: AsJson = False) -> None:
     """Let jobs use a VM again."""
     _tell(context, name, "undrain", "may be used again", json_)
+
+
+@node.command("release")
+def release(context: typer.Context, name: str, json_: AsJson = False) -> None:
+    """Use a VM again that was set aside, before its time."""
+    _tell(context, name, "release", "may be used again", json_)
 
 
 def _tell(context: typer.Context, name: str, action: str, news: str, json_: bool) -> None:

@@ -23,6 +23,24 @@ class MarkNode:
 
 
 @dataclass(frozen=True)
+class QuarantineNode:
+    """No job may use the node of this name until then."""
+
+    node: str
+    until: float
+    times: int
+    because: str
+
+
+@dataclass(frozen=True)
+class ReleaseNode:
+    """The time is served: the node of this name may be used again."""
+
+    node: str
+    because: str
+
+
+@dataclass(frozen=True)
 class PlanGeneration:
     """Take ``number`` (durable before use) and have ``node`` list the checkpoint folder."""
 
@@ -72,6 +90,7 @@ class StandStill:
     reason: Reason
     charged: bool
     because: str
+    blamed: str | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +138,8 @@ class EndGeneration:
     reason: Reason
     charged: bool
     because: str
+    blamed: str | None = None
+    """The node that is at fault, if one alone is."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +204,8 @@ class MarkDone:
 
 Action = (
     MarkNode
+    | QuarantineNode
+    | ReleaseNode
     | PlanGeneration
     | Launch
     | StandStill

@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from controller.core.actions import SeatAt
 from controller.core.liveness import is_answering, is_leaving
+from controller.core.quarantine import is_set_aside
 from controller.core.states import JobState
 from controller.core.world import Job, Node, Rules, World
 from controller.planner.choose import Choice, Depths, NoPlan, choose
@@ -36,6 +37,7 @@ class Pool:
         self.alive = {node.name: node for node in world.nodes if not node.state.is_gone}
         self._answering = {n.name for n in self.alive.values() if is_answering(n, now, rules)}
         self._leaving = {n.name for n in self.alive.values() if is_leaving(n, now, rules)}
+        self._aside = {n.name for n in self.alive.values() if is_set_aside(n, now)}
         self._holder: dict[str, str] = {}
         for job in world.jobs:
             for node in _own(job):
@@ -56,6 +58,15 @@ class Pool:
         self.alive.pop(node.name, None)
         self._answering.discard(node.name)
         self._holder.pop(node.name, None)
+
+    def set_aside(self, name: str) -> None:
+        """It is offered to nobody from here on."""
+        self._aside.add(name)
+
+    def aside(self, job: Job) -> int:
+        """How many of the nodes that ``job`` could have are set aside."""
+        theirs = (None, job.id)
+        return sum(name in self.alive and self._holder.get(name) in theirs for name in self._aside)
 
     def offer(self, job: Job) -> tuple[Node, ...]:
         """What ``job`` could launch on now, at most its most, of one device kind; in the order of
@@ -80,7 +91,8 @@ class Pool:
 
     def _within_reach(self, job: Job) -> list[Node]:
         """Its own and the free ones, if they stay; of one device kind: CUDA if there are enough."""
-        staying = [n for n in self.alive.values() if n.name not in self._leaving]
+        apart = self._leaving | self._aside
+        staying = [n for n in self.alive.values() if n.name not in apart]
         mine = [n for n in staying if self._holder.get(n.name) in (None, job.id)]
         wanted = ("cuda", "cpu") if job.spec.device == "auto" else (job.spec.device,)
         kinds = [[n for n in mine if n.device_kind == kind] for kind in wanted]

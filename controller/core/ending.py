@@ -34,7 +34,7 @@ def end(look: Look, job: Job, fault: Fault, above: int = 0) -> Actions:
     """End ``job``'s current generation by ``fault``, and go on; see :func:`follow`."""
     assert job.current is not None
     because = ended(fault.because)
-    actions = _stop(look, job, fault.reason, fault.charged, because)
+    actions = _stop(look, job, replace(fault, because=because))
     if any(c.folder == fault.damaged and not c.condemned for c in job.checkpoints):
         actions += (Condemn(job.id, fault.damaged or "", because),)
     past = (*job.past, _over(job.current, fault, look.now))
@@ -120,7 +120,7 @@ def succeed(look: Look, job: Job, found: Checkpoint) -> Actions:
 
 def close(look: Look, job: Job, state: JobState, reason: Reason, because: str) -> Actions:
     """The job is over; its nodes are free."""
-    actions = _stop(look, job, reason, False, because)
+    actions = _stop(look, job, Fault(reason, False, because))
     look.pool.release(job)
     return (*actions, MoveJob(job.id, state, reason, because))
 
@@ -132,7 +132,7 @@ def say(job: Job, state: JobState, reason: Reason | None, message: str) -> tuple
     return (MoveJob(job.id, state, reason, message),)
 
 
-def _stop(look: Look, job: Job, reason: Reason, charged: bool, because: str) -> Actions:
+def _stop(look: Look, job: Job, fault: Fault) -> Actions:
     """End the current generation, if there is one; silent members are lost with it."""
     if (generation := job.current) is None:
         return ()
@@ -141,7 +141,10 @@ def _stop(look: Look, job: Job, reason: Reason, charged: bool, because: str) -> 
         look.working.discard((node.name, node.incarnation))
         if is_silent(node, None, look.world, look.now, look.rules):
             marks.append(look.lose(node, look.silence_of(node)))
-    return *marks, EndGeneration(job.id, generation.number, reason, charged, because)
+    over = EndGeneration(
+        job.id, generation.number, fault.reason, fault.charged, fault.because, fault.blamed
+    )
+    return *marks, over
 
 
 def _over(generation: Generation, fault: Fault, now: float) -> EndedGeneration:
@@ -157,6 +160,7 @@ def _over(generation: Generation, fault: Fault, now: float) -> EndedGeneration:
         because=ended(fault.because),
         shape=generation.shape,
         nodes=generation.nodes,
+        blamed=fault.blamed,
     )
 
 
@@ -208,7 +212,9 @@ def _has_waited_too_long(look: Look, job: Job) -> bool:
 
 
 def _ready(look: Look, job: Job) -> str:
-    return f"{len(look.pool.offer(job))} of at least {job.spec.nodes.min} ready"
+    aside = look.pool.aside(job)
+    apart = f", {aside} set aside" if aside else ""
+    return f"{len(look.pool.offer(job))} of at least {job.spec.nodes.min} ready{apart}"
 
 
 def _who_has(nodes: tuple[Node, ...]) -> str:

@@ -20,6 +20,8 @@ class EventType(StrEnum):
     NODE_DRAIN_UNDONE = "node_drain_undone"
     NODE_LOST = "node_lost"
     NODE_EVICTED = "node_evicted"
+    NODE_QUARANTINED = "node_quarantined"
+    NODE_RELEASED = "node_released"
     EVICTION_DRILL = "eviction_drill"
     GENERATION_PLANNED = "generation_planned"
     GENERATION_LAUNCHED = "generation_launched"

@@ -9,7 +9,7 @@ Facts of one accident arrive one by one, so what can be the shadow of a lost nod
 broken link) waits a moment for the node to be found out.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from controller.core.states import GenerationState, Reason
 from controller.core.words import listed, seconds
@@ -33,17 +33,18 @@ class Fault:
     damaged: str | None = None
     spares_others: bool = False
     """What the other ranks hold in memory is good."""
+    blamed: str | None = None
+    """The node that is at fault, if one alone is."""
 
 
 def fault_of(
     generation: Generation, steps: int, suspects: frozenset[str], now: float, rules: Rules
 ) -> Fault | None:
-    """The first fault that stands, gravest first. ``suspects``: seated nodes that do not answer;
-    while there are any, what may be their doing is not judged.
+    """The fault that stands; ranks' own failures before what they bring about. ``suspects``:
+    seated nodes that do not answer; while there are any, what may be their doing is not judged.
     """
     return (
-        _program_failed(generation, steps, suspects, now, rules)
-        or _checkpoint_failed(generation)
+        _first_failure(generation, steps, suspects, now, rules)
         or _link_broke(generation, suspects, now, rules)
         or _ended_without_a_checkpoint(generation, now, rules)
         or _launch_took_too_long(generation, now, rules)
@@ -51,40 +52,79 @@ def fault_of(
     )
 
 
-def _program_failed(
+def _first_failure(
     generation: Generation, steps: int, suspects: frozenset[str], now: float, rules: Rules
 ) -> Fault | None:
-    for seat in generation.seats:
-        if _code(seat) in (ExitCode.PROGRAM_ERROR, ExitCode.INTERNAL):
-            return Fault(Reason.PROGRAM_ERROR, True, f"{_who(seat)}: {_last_words(seat)}")
-        if (end := seat.exit) is None:
+    """Of what ranks failed by, the first in time: the others may only have followed from it."""
+    failures = [(_failed_at(seat), seat.rank, seat) for seat in generation.seats]
+    for at, _, seat in sorted((failure for failure in failures if failure[0]), key=_by_time):
+        fault = _failure(generation, seat, steps)
+        if fault is None:
             continue
-        if end.signal is not None:
-            if seat.node in suspects or now < end.at + rules.coalesce:
+        if seat.failed is None and seat.exit and seat.exit.signal is not None:
+            if seat.node in suspects:
                 continue
-            because = f"{_who(seat)} was killed by signal {end.signal}"
-            because += _out_of_memory(end.signal)
-            return Fault(Reason.PROGRAM_ERROR, True, because, spares_others=True)
-        early = generation.kind == "train" and seat.applied < steps
-        if end.code not in set(ExitCode) or (end.code == ExitCode.DONE and early):
-            because = f"{_who(seat)} exited with code {end.code}: {_last_words(seat)}"
-            return Fault(Reason.PROGRAM_ERROR, True, because)
+            if now < at + rules.coalesce:
+                return None
+        if _others_may_fail_too(generation, seat) and now < at + rules.verdict_patience:
+            return None
+        return replace(fault, blamed=_alone(generation, seat, steps)) if fault.charged else fault
     return None
 
 
-def _checkpoint_failed(generation: Generation) -> Fault | None:
-    for seat in generation.seats:
-        said = f"{_who(seat)}: {_last_words(seat)}"
-        match _code(seat):
-            case ExitCode.CHECKPOINT_DAMAGED:
-                link = generation.resumed_from
-                return Fault(Reason.CHECKPOINT_DAMAGED, False, said, link.folder if link else None)
-            case ExitCode.CHECKPOINT_UNREACHABLE:
-                return Fault(Reason.CHECKPOINT_UNREACHABLE, False, said)
-            case ExitCode.STALE:
-                because = f"{_who(seat)} met a newer generation in the checkpoint folder"
-                return Fault(Reason.LAUNCHING, False, because)
+def _by_time(failure: tuple[float, int, Seat]) -> tuple[float, int]:
+    return failure[:2]
+
+
+def _failed_at(seat: Seat) -> float:
+    """When it was first said that it failed or is gone; 0: it was not."""
+    if seat.failed is not None and seat.failed_at:
+        return seat.failed_at
+    return seat.exit.at if seat.exit is not None else 0.0
+
+
+def _failure(generation: Generation, seat: Seat, steps: int) -> Fault | None:
+    """What it failed by, if by itself: a lost link is a consequence."""
+    said = f"{_who(seat)}: {_last_words(seat)}"
+    match _code(seat):
+        case ExitCode.PROGRAM_ERROR | ExitCode.INTERNAL:
+            return Fault(Reason.PROGRAM_ERROR, True, said)
+        case ExitCode.CHECKPOINT_DAMAGED:
+            link = generation.resumed_from
+            return Fault(Reason.CHECKPOINT_DAMAGED, False, said, link.folder if link else None)
+        case ExitCode.CHECKPOINT_UNREACHABLE:
+            return Fault(Reason.CHECKPOINT_UNREACHABLE, False, said)
+        case ExitCode.STALE:
+            because = f"{_who(seat)} met a newer generation in the checkpoint folder"
+            return Fault(Reason.LAUNCHING, False, because)
+    if (end := seat.exit) is None:
+        return None
+    if end.signal is not None:
+        because = f"{_who(seat)} was killed by signal {end.signal}"
+        because += _out_of_memory(end.signal)
+        return Fault(Reason.PROGRAM_ERROR, True, because, spares_others=True)
+    early = generation.kind == "train" and seat.applied < steps
+    if end.code not in set(ExitCode) or (end.code == ExitCode.DONE and early):
+        because = f"{_who(seat)} exited with code {end.code}: {_last_words(seat)}"
+        return Fault(Reason.PROGRAM_ERROR, True, because)
     return None
+
+
+def _others_may_fail_too(generation: Generation, failed: Seat) -> bool:
+    """Whether it failed where no rank waits for another, and others have not got past there yet:
+    is it the program, or this node?
+    """
+    others = (seat for seat in generation.seats if seat.node != failed.node)
+    early = (Phase.BOOT, Phase.PROGRAM)
+    return failed.phase in early and any(
+        seat.phase in (None, *early) and not _failed_at(seat) and not seat.halted for seat in others
+    )
+
+
+def _alone(generation: Generation, failed: Seat, steps: int) -> str | None:
+    """The node, if all that failed by themselves sit there and others do not."""
+    own = {s.node for s in generation.seats if _failed_at(s) and _failure(generation, s, steps)}
+    return failed.node if len(generation.nodes) > 1 and own == {failed.node} else None
 
 
 def _link_broke(

@@ -4,9 +4,10 @@ The look is the working table of a single decision round. It is made from the wo
 the jobs are gone through one by one (so that no node is given out twice), and thrown away.
 """
 
-from controller.core.actions import MarkNode
+from controller.core.actions import MarkNode, QuarantineNode, ReleaseNode
 from controller.core.assign import Pool
 from controller.core.liveness import is_dead, is_leaving, is_silent, left_with_its_generation
+from controller.core.quarantine import verdicts
 from controller.core.states import NodeState, may_move
 from controller.core.words import ended, seconds
 from controller.core.world import Generation, Node, Rules, World
@@ -47,6 +48,14 @@ class Look:
             elif left_with_its_generation(node, self.world, self.now, self.rules):
                 marks.append(self.lose(node, f"{node.name}'s agent went away with its peers'"))
         return marks
+
+    def quarantines(self) -> list[QuarantineNode | ReleaseNode]:
+        """Who is set aside from here on, and who is not any more."""
+        found = list(verdicts(self.world, self.now, self.rules))
+        for verdict in found:
+            if isinstance(verdict, QuarantineNode):
+                self.pool.set_aside(verdict.node)
+        return found
 
     def settled_nodes(self) -> list[MarkNode]:
         """Who will be taken drains; else who is seated works, who is not is ready."""

@@ -3,7 +3,8 @@
     reconcile(world, now, rules) -> decisions, each with the sentence that says why
 
 A look ends in at most one decision a job, and deciding again after they are recorded is quiet (with
-several jobs after a few looks: what one gives back changes what another may have). A job's road:
+several jobs after a few looks: what one gives back changes what another may have; and a node may be
+set aside for what was decided). A job's road:
 
     none -----> planned ------> launching ------> running ------> none: succeeded
      ^          a number,       seats are         a step is
@@ -24,11 +25,14 @@ from controller.core.actions import (
     Launch,
     MarkNode,
     MoveGeneration,
+    QuarantineNode,
+    ReleaseNode,
 )
 from controller.core.assign import by_turn, choice_for, micro_batch_of, seats
 from controller.core.ending import Actions, close, end, follow, hold, say, succeed, take_up
 from controller.core.faults import Fault, fault_of
 from controller.core.look import Look
+from controller.core.quarantine import turned
 from controller.core.standstill import drain, drained, rescue, stop_by
 from controller.core.states import GenerationState, JobState, Reason
 from controller.core.story import because_of, launch_sentence, loss_of
@@ -46,15 +50,16 @@ def reconcile(world: World, now: float, rules: Rules) -> tuple[Decision, ...]:
     """Say how to bring every job closer to running on the nodes that answer."""
     look = Look(world, now, rules)
     lost = _about_nodes(look.lost_idle_nodes())
+    aside = _about_nodes(look.quarantines())
     decided = {job.id: _about(look, job) for job in by_turn(world.jobs)}
     for job in world.jobs:
         if decided[job.id] is None:
             decided[job.id] = _go_on(look, job)
     jobs = [Decision(id_, done, because_of(done)) for id_, done in decided.items() if done]
-    return (*lost, *jobs, *_about_nodes(look.settled_nodes()))
+    return (*lost, *aside, *jobs, *_about_nodes(look.settled_nodes()))
 
 
-def _about_nodes(marks: Iterable[MarkNode]) -> list[Decision]:
+def _about_nodes(marks: Iterable[MarkNode | QuarantineNode | ReleaseNode]) -> list[Decision]:
     return [Decision(None, (mark,), mark.because) for mark in marks]
 
 
@@ -158,7 +163,7 @@ def _launch(
     choice: Choice,
     found: Checkpoint,
 ) -> Actions:
-    seated = seats(job, nodes, choice.shape)
+    seated = seats(job, turned(job.past, nodes), choice.shape)
     used = {(seat.node, seat.incarnation) for seat in seated}
     look.working |= used
     look.pool.take(job, (node for node in nodes if (node.name, node.incarnation) in used))

@@ -41,7 +41,7 @@ def _halt(look: Look, job: Job, generation: Generation, fault: Fault) -> Actions
     halted = replace(
         generation,
         state=GenerationState.HALTED,
-        ending=Ending(fault.reason, fault.charged, fault.because, look.now),
+        ending=Ending(fault.reason, fault.charged, fault.because, look.now, fault.blamed),
     )
     job = replace(job, state=state, reason=fault.reason, message=message, current=halted)
     still = _still(job, generation, GenerationState.HALTED, fault)
@@ -56,6 +56,7 @@ def _still(job: Job, generation: Generation, state: GenerationState, fault: Faul
         reason=fault.reason,
         charged=fault.charged,
         because=fault.because,
+        blamed=fault.blamed,
     )
 
 
@@ -152,7 +153,7 @@ def drained(look: Look, job: Job, generation: Generation) -> Actions:
     ending = generation.ending
     assert ending is not None
     stopped = max(seat.stopped for seat in generation.seats)
-    fault = Fault(ending.reason, ending.charged, ending.because, spares_others=True)
+    fault = Fault(ending.reason, ending.charged, ending.because, None, True, ending.blamed)
     if stopped and salvage.steps_at_risk(job, stopped) <= 0:
         return end(look, job, _fault(look, generation, f"drained at step {stopped:,}"))
     have_failed = all(seat.stopped or seat.exit for seat in generation.seats)
@@ -172,7 +173,7 @@ def _fault(look: Look, generation: Generation, outcome: str) -> Fault:
     lost = ending.reason is Reason.NODE_LOST
     because = loss_of(generation.nodes, look.pool) if lost else ending.because.rstrip(".")
     said = f"{because}; {outcome}" if outcome else because
-    return Fault(ending.reason, ending.charged, said)
+    return Fault(ending.reason, ending.charged, said, blamed=ending.blamed)
 
 
 def _alive(look: Look, generation: Generation) -> list[Seat]:

@@ -25,6 +25,20 @@ class Notice:
 
 
 @dataclass(frozen=True)
+class Quarantine:
+    """A node was set aside, under whatever incarnation."""
+
+    because: str
+    since: float
+    """What it did before does not count any more."""
+    until: float
+    times: int
+    """How often, with little time in between."""
+    is_over: bool = False
+    """It was released."""
+
+
+@dataclass(frozen=True)
 class Node:
     """One incarnation of a node that is not gone."""
 
@@ -45,6 +59,10 @@ class Node:
     """
     registered_at: float = 0.0
     notice: Notice | None = None
+    losses: tuple[float, ...] = ()
+    """When its name was last lost, under whatever incarnation; by time."""
+    quarantine: Quarantine | None = None
+    """The last one of its name."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +93,7 @@ class Seat:
     halted: Halted | None = None
     halted_at: float = 0.0
     failed: Failed | None = None
+    failed_at: float = 0.0
     exit: Exit | None = None
     stopped: int = 0
     """The step that it stopped after, as ordered; 0: it has not."""
@@ -96,6 +115,8 @@ class Ending:
     because: str
     at: float
     """When standing still was ordered."""
+    blamed: str | None = None
+    """The node that is at fault, if one alone is."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +212,8 @@ class EndedGeneration:
     shape: Shape | None = None
     nodes: tuple[tuple[str, str], ...] = ()
     """(node, incarnation) of each of its seats, without repeats, by rank."""
+    blamed: str | None = None
+    """The node that was at fault, if one alone was."""
 
 
 @dataclass(frozen=True)
@@ -275,6 +298,17 @@ class Rules:
     """In a row, each ended by the loss of a node before a new step: evictions are never charged,
     but a job that kills its nodes must not loop for ever.
     """
+    flaps: int = 3
+    """A node that was lost so often within ``flap_window`` is set aside."""
+    flap_window: float = 300.0
+    verdict_patience: float = 3.0
+    """Where each rank is by itself, a failure waits so long for the others to fail or pass."""
+    failures_alone: int = 2
+    """So is one that so many launches in a row failed on, and on no other."""
+    quarantine: float = 60.0
+    """The first time; doubles with each."""
+    quarantine_cap: float = 3600.0
+    """At most; after so long without another the doubling begins anew."""
 
 
 @dataclass(frozen=True)

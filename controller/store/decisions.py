@@ -18,7 +18,7 @@ from controller.core.events import EventType
 from controller.core.jobspec import JobSpec
 from controller.core.states import GenerationState, JobState, NodeState, Reason, may_move
 from controller.core.words import ended
-from controller.store import events
+from controller.store import conduct, events
 from controller.store.launching import Place, job_root, run_specs
 from controller.store.nodes import give_order
 from controller.store.rows import StaleError, guarded
@@ -80,6 +80,10 @@ class Recorder:
             match action:
                 case actions.MarkNode():
                     self._mark_node(action)
+                case actions.QuarantineNode(node, until, times, because):
+                    conduct.set_aside(self.connection, node, until, times, because, self.at)
+                case actions.ReleaseNode(node, because):
+                    conduct.served(self.connection, node, because, self.at)
                 case actions.PlanGeneration():
                     if not self._plan(action):
                         return
@@ -122,6 +126,8 @@ class Recorder:
             type_ = EventType.NODE_LOST if lost else EventType.NODE_EVICTED
             events.record(self.connection, self.at, type_, action.because, node=action.node)
             self.lost.add((action.node, action.incarnation))
+            if lost:
+                conduct.lost(self.connection, action.node, action.since or self.at)
 
     # ---- generations
 
@@ -225,6 +231,7 @@ class Recorder:
                 end_reason=action.reason.value,
                 end_because=action.because,
                 charged=action.charged,
+                blamed=action.blamed,
                 loss_at=loss_at or self.at,
             ),
             f"generation {action.number} of {action.job}",
@@ -268,6 +275,7 @@ class Recorder:
                 end_reason=action.reason.value,
                 end_because=action.because,
                 charged=action.charged,
+                blamed=action.blamed,
                 loss_at=sa.func.coalesce(generations.c.loss_at, loss_at or self.at),
             ),
             f"generation {action.number} of {action.job}",

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from agent import wire
 from controller.core.events import EventType
 from controller.core.states import GenerationState, NodeState
-from controller.store import events
+from controller.store import conduct, events
 from controller.store.rows import changed
 from controller.store.tables import generations, nodes, orders, seats
 
@@ -69,6 +69,7 @@ def _close_older(connection: sa.Connection, asked: wire.Register, at: float) -> 
         .values(closed_at=at)
     )
     if older:
+        conduct.lost(connection, asked.node, at)
         message = f"{asked.node} was started again; what ran there before is lost."
         events.record(connection, at, EventType.NODE_LOST, message, node=asked.node)
 

@@ -143,7 +143,9 @@ def _said(
             taken.dropped += 1
         case progress.PhaseBegun() as begun_phase:
             phases = {begun_phase.phase.value: at} | seat.phases
-            _update_seat(connection, seat, phase=begun_phase.phase.value, phases=phases)
+            _update_seat(
+                connection, seat, phase=begun_phase.phase.value, phase_at=at, phases=phases
+            )
             taken.decisive = True
         case progress.Inspected() as inspected:
             _inspected(connection, seat, inspected, at)
@@ -162,7 +164,8 @@ def _said(
             _update_seat(connection, seat, stopped=stopped.step)
             taken.decisive = True
         case progress.Failed() as failed_line:
-            _update_seat(connection, seat, failed=_clean(failed_line.model_dump(mode="json")))
+            cleaned = _clean(failed_line.model_dump(mode="json"))
+            _update_seat(connection, seat, failed=cleaned, failed_at=at)
             _event(
                 connection, at, EventType.TRAINER_FAILED,
                 f"Rank {seat.rank} on {node}: {failed_line.message}", seat,
@@ -292,6 +295,7 @@ def _never_started(connection: sa.Connection, order: Any, message: str, at: floa
         )
         .values(
             failed=failed.model_dump(mode="json"),
+            failed_at=at,
             exit={"code": int(code), "signal": None, "log_tail": message},
             exit_at=at,
         )

@@ -28,7 +28,7 @@ from controller.core.world import (
     Seat,
     World,
 )
-from controller.store import history
+from controller.store import conduct, history
 from controller.store.nodes import GONE
 from controller.store.tables import checkpoints, generations, jobs, nodes, orders, parts
 from trainer.contract.costs import LayerCosts
@@ -108,10 +108,13 @@ def _nodes(connection: sa.Connection, signs: Mapping[tuple[str, str], Sign]) -> 
     rows = connection.execute(
         sa.select(nodes).where(nodes.c.state.not_in(GONE)).order_by(nodes.c.name)
     )
-    return tuple(_node(row, signs.get((row.name, row.incarnation))) for row in rows)
+    known = conduct.all_of_them(connection)
+    return tuple(
+        _node(row, signs.get((row.name, row.incarnation)), known.get(row.name)) for row in rows
+    )
 
 
-def _node(row: Any, sign: Sign | None) -> Node:
+def _node(row: Any, sign: Sign | None, known: Any | None) -> Node:
     facts = wire.Facts.model_validate(row.facts)
     return Node(
         name=row.name,
@@ -126,6 +129,8 @@ def _node(row: Any, sign: Sign | None) -> Node:
         suspect_since=sign.suspect_since if sign else None,
         registered_at=row.registered_at,
         notice=_notice(row.notice) if row.notice else None,
+        losses=tuple(known.losses) if known else (),
+        quarantine=conduct.quarantine_of(known),
     )
 
 
@@ -195,7 +200,8 @@ def _generation(connection: sa.Connection, row: Any) -> Generation:
 
 
 def _ending(row: Any) -> Ending:
-    return Ending(Reason(row.end_reason), row.charged, row.end_because, row.still_at)
+    reason = Reason(row.end_reason)
+    return Ending(reason, row.charged, row.end_because, row.still_at, row.blamed)
 
 
 def _told(connection: sa.Connection, row: Any) -> dict[int, dict[str, Any]]:
@@ -226,11 +232,12 @@ def _seat(row: Any) -> Seat:
         incarnation=row.incarnation,
         device=row.device,
         phase=Phase(row.phase) if row.phase else None,
-        phase_at=row.phases.get(row.phase, 0.0),
+        phase_at=row.phase_at or 0.0,
         applied=row.applied,
         halted=Halted.model_validate(row.halted) if row.halted else None,
         halted_at=row.halted_at or 0.0,
         failed=Failed.model_validate(row.failed) if row.failed else None,
+        failed_at=row.failed_at or 0.0,
         stopped=row.stopped or 0,
         refused=row.save_failed is not None,
         exit=Exit(**row.exit, at=row.exit_at) if row.exit else None,
@@ -250,6 +257,7 @@ def _ended(row: Any, seated: Sequence[Any]) -> EndedGeneration:
         because=row.end_because or "",
         shape=history.shape_of(row.shape),
         nodes=tuple(dict.fromkeys((seat.node, seat.incarnation) for seat in seated)),
+        blamed=row.blamed,
     )
 
 

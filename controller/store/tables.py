@@ -84,6 +84,20 @@ live_node_names = sa.Index(
     postgresql_where=nodes.c.state.not_in(_GONE),
 )
 
+# By name, over all incarnations.
+conduct = sa.Table(
+    "conduct",
+    metadata,
+    sa.Column("node", Word, primary_key=True),
+    sa.Column("losses", sa.JSON, nullable=False),  # when it was lost: the newest few, by time
+    sa.Column("times", Number, nullable=False),  # how often it was set aside lately
+    sa.Column("since", Seconds),  # it was set aside, or released by somebody
+    sa.Column("until", Seconds),
+    sa.Column("because", sa.Text),
+    sa.Column("released_at", Seconds),
+    sa.Column("drilled_at", Seconds),
+)
+
 generations = sa.Table(
     "generations",
     metadata,
@@ -110,6 +124,8 @@ generations = sa.Table(
     sa.Column("end_reason", Word),
     sa.Column("end_because", sa.Text),
     sa.Column("charged", sa.Boolean, nullable=False),
+    sa.Column("blamed", Word),  # the node at fault, if one alone was
+    sa.Column("paths", sa.JSON(none_as_null=True)),  # node -> whom it does not reach; null: unsaid
 )
 
 seats = sa.Table(
@@ -122,11 +138,13 @@ seats = sa.Table(
     sa.Column("incarnation", Word, nullable=False),
     sa.Column("device", Number, nullable=False),
     sa.Column("phase", Word),
+    sa.Column("phase_at", Seconds),  # when the phase was last reported
     sa.Column("phases", sa.JSON, nullable=False),  # phase -> when it was first reported
     sa.Column("applied", Number, nullable=False),
     sa.Column("halted", sa.JSON(none_as_null=True)),
     sa.Column("halted_at", Seconds),
     sa.Column("failed", sa.JSON(none_as_null=True)),
+    sa.Column("failed_at", Seconds),
     sa.Column("stopped", Number),  # the step that it stopped after, as ordered
     sa.Column("save_failed", sa.Text),  # why it could not write its share while standing still
     sa.Column("exit", sa.JSON(none_as_null=True)),

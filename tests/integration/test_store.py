@@ -91,7 +91,8 @@ def test_a_file_is_copied_before_it_is_migrated(tmp_path: Path) -> None:
     store.close()
     assert [path.name for path in tmp_path.iterdir()] == ["varuna.db"], "nothing to migrate"
     migrate(url, "base")
-    copy = sqlite3.connect(tmp_path / "varuna.db.at-0003")
+    (copied,) = tmp_path.glob("varuna.db.at-*")
+    copy = sqlite3.connect(copied)
     assert copy.execute("SELECT message FROM events").fetchall() == [("before",)]
     copy.close()
 

@@ -16,6 +16,8 @@ from controller.core.actions import (
     MoveGeneration,
     MoveJob,
     PlanGeneration,
+    QuarantineNode,
+    ReleaseNode,
     RollForward,
     Salvage,
     StandStill,
@@ -33,6 +35,7 @@ from controller.core.world import (
     Job,
     Node,
     Notice,
+    Quarantine,
     Rules,
     Seat,
     World,
@@ -65,6 +68,9 @@ class Cluster:
         """The error of every listing, when not empty."""
         self.stranger = 0
         """A generation number that somebody else left in the checkpoint folder."""
+        self.losses: dict[str, tuple[float, ...]] = {}
+        """By name."""
+        self.quarantines: dict[str, Quarantine] = {}
         self._born = 0
         for i in range(nodes):
             self.join(f"vm-{i}")
@@ -94,10 +100,11 @@ class Cluster:
 
     def settle(self) -> tuple[Decision, ...]:
         """Look, and look again: the second look is quiet. Several jobs may need a few looks, since
-        what one gives back changes what another may have.
+        what one gives back changes what another may have; so may a node that is set aside for what
+        the first look has decided.
         """
         first = last = self.decide()
-        for _ in range(4 if len(self.jobs) > 1 else 1):
+        for _ in range(4 if len(self.jobs) > 1 else 2):
             if last:
                 last = self.decide()
         assert not last, f"not quiet after {first}: {last}"
@@ -112,6 +119,15 @@ class Cluster:
                 if state.is_gone:
                     del self.nodes[name]
                     self.last_loss_at = max(self.last_loss_at, since or self.now)
+                    if state is NodeState.LOST:
+                        self.losses[name] = (*self.losses.get(name, ()), since or self.now)
+            case QuarantineNode(name, until, times, because):
+                assert name in self.nodes and until > self.now
+                self.quarantines[name] = Quarantine(because, self.now, until, times)
+                self._remember(name)
+            case ReleaseNode(name):
+                self.quarantines[name] = replace(self.quarantines[name], is_over=True)
+                self._remember(name)
             case MoveJob(job_id, state, reason, message):
                 job = self._unfinished(job_id)
                 if state is not job.state:
@@ -132,7 +148,7 @@ class Cluster:
                 )
             case Launch():
                 self._launch(action)
-            case EndGeneration(job_id, number, reason, charged, because):
+            case EndGeneration(job_id, number, reason, charged, because, blamed):
                 job = self._unfinished(job_id)
                 current = job.current
                 assert current is not None and current.number == number
@@ -149,16 +165,17 @@ class Cluster:
                     because=because,
                     shape=current.shape,
                     nodes=current.nodes,
+                    blamed=blamed,
                 )
                 self.jobs[job_id] = replace(job, current=None, past=(*job.past, over))
             case MoveGeneration(job_id, number, generation_state):
                 current = self.generation(job_id)
                 assert current.number == number
                 self._change(job_id, state=move(current.state, generation_state))
-            case StandStill(job_id, number, stand, reason, charged, because):
+            case StandStill(job_id, number, stand, reason, charged, because, blamed):
                 current = self.generation(job_id)
                 assert current.number == number
-                ending = Ending(reason, charged, because, self.now)
+                ending = Ending(reason, charged, because, self.now, blamed)
                 self._change(job_id, state=move(current.state, stand), ending=ending)
             case RollForward():
                 assert self.generation(action.job).state is GenerationState.HALTED
@@ -263,6 +280,7 @@ class Cluster:
         self._born += 1
         if name in self.nodes:
             self.last_loss_at = self.now
+            self.losses[name] = (*self.losses.get(name, ()), self.now)
         self.nodes[name] = Node(
             name=name,
             incarnation=f"{name}#{self._born}",
@@ -274,6 +292,21 @@ class Cluster:
             store_port=1,
             heard_at=self.now,
             registered_at=self.now,
+        )
+        self._remember(name)
+
+    def release(self, name: str) -> None:
+        """A person lets a node that was set aside be used again."""
+        self.quarantines[name] = Quarantine("", self.now, self.now, 0, is_over=True)
+        self.losses[name] = ()
+        self._remember(name)
+
+    def _remember(self, name: str) -> None:
+        """What is known of a name goes for its incarnation."""
+        self.nodes[name] = replace(
+            self.nodes[name],
+            losses=self.losses.get(name, ()),
+            quarantine=self.quarantines.get(name),
         )
 
     def pass_time(self, seconds: float) -> None:
@@ -462,7 +495,12 @@ class Cluster:
     ) -> None:
         """A trainer says why it cannot go on, and exits."""
         end = Exit(code=int(code), signal=None, log_tail="", at=self.now)
-        self._change_seat(job_id, rank, failed=Failed(code=code, message=message), exit=end)
+        failed = Failed(code=code, message=message)
+        self._change_seat(job_id, rank, failed=failed, failed_at=self.now, exit=end)
+
+    def enter(self, rank: int, phase: Phase, job_id: str = "job_a") -> None:
+        """A trainer begins a phase."""
+        self._change_seat(job_id, rank, phase=phase, phase_at=self.now)
 
     def exit(
         self, rank: int, code: int | None = None, signal: int | None = None, log_tail: str = ""
