@@ -44,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValidationError as refused:
         for error in refused.errors():
             where = ".".join(str(place) for place in error["loc"])
-            print(f"{where + ': ' if where else ''}{error['msg']}", file=sys.stderr)
+            message = error["msg"].removeprefix("Value error, ")
+            print(f"{where + ': ' if where else ''}{message}", file=sys.stderr)
         return 2
     return serve(settings)
 
@@ -70,7 +71,9 @@ def serve(settings: Settings) -> int:
             timeout_keep_alive=75,
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
-        listening = config.bind_socket()
+        listening = _bind(config)
+        if listening is None:
+            return 1
         server = _Server(config, app, settings)
         for number in (signal.SIGINT, signal.SIGTERM):
             # uvicorn raises it again when all is closed; that was the wish, not an accident.
@@ -130,6 +133,25 @@ def _say_who_was_before(settings: Settings, before: str) -> None:
             write_private(current, before)
         else:
             current.unlink()
+
+
+def _bind(config: uvicorn.Config) -> socket.socket | None:
+    """The listening socket; None, after a sentence, when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((config.host, config.port))
+    except OSError as error:
+        listening.close()
+        print(
+            f"Cannot listen on {config.host} port {config.port}: {error.strerror}. "
+            "Take another with --port; 0 takes a free one.",
+            file=sys.stderr,
+        )
+        return None
+    listening.set_inheritable(True)
+    return listening
 
 
 def _hold(lock: IO[str]) -> bool:

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import json
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -96,6 +97,18 @@ def test_another_host_is_refused_without_tls(tmp_path: Path) -> None:
     )  # fmt: skip
     assert refused.returncode == 2
     assert "not loopback" in refused.stderr
+
+
+def test_a_taken_port_is_a_sentence(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        refused = subprocess.run(
+            [*command(tmp_path), "--port", port],
+            check=False, capture_output=True, text=True, timeout=30,
+        )  # fmt: skip
+    assert refused.returncode == 1
+    assert f"Cannot listen on 127.0.0.1 port {port}: Address already in use." in refused.stderr
+    assert "Traceback" not in refused.stderr
 
 
 def test_a_kill_loses_no_job_and_no_token(tmp_path: Path) -> None:
