@@ -26,7 +26,7 @@ from controller import words
 from controller.api.schemas import EventView, JobView, LedgerView, Page, RecoveryView
 from controller.cli import output
 from controller.cli.client import USAGE, CliError, job_path
-from controller.cli.cluster import Cluster, free_or_any
+from controller.cli.cluster import Cluster, free_or_any, stopped_by_signals
 from controller.cli.jobs import WAIT_EXIT, send
 from controller.cli.options import AsJson
 from controller.core.events import EventType
@@ -81,7 +81,7 @@ def demo(
     plan = read_evictions(evict)
     pause = _duration(evict_every)
     kept = data is not None or not exit_
-    with _stopped_by_signals(), _folder(data, kept) as folder:
+    with stopped_by_signals(), _folder(data, kept) as folder:
         try:
             with Cluster(folder, 0 if exit_ else free_or_any(PORT)) as cluster:
                 names = [f"node-{i}" for i in range(1, nodes + 1)]
@@ -289,20 +289,6 @@ def _folder(data: Path | None, kept: bool) -> Iterator[Path]:
         raise CliError(f"{error} Data kept in {folder}.", error.exit_code) from None
     if not kept:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """SIGTERM ends the demo as Ctrl-C does."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _open_page(cluster: Cluster) -> None:

@@ -26,7 +26,8 @@ MAY_IMPORT = {
     "controller": ("controller", "agent.wire", "trainer.contract"),
     "migrations": ("controller.store.tables", "controller.settings"),
 }
-PURE = ("controller.core", "controller.planner", "trainer.contract.schedule",
+PURE = ("controller.core", "controller.planner", "controller.chaos.deeds",
+        "controller.chaos.verdict", "trainer.contract.schedule",
         "trainer.contract.topology", "trainer.contract.lineage", "trainer.contract.samples",
         "agent.decide")  # fmt: skip
 IMPURE_MODULES = ("asyncio", "logging", "os", "pathlib", "random", "secrets", "socket",
