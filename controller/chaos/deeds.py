@@ -2,14 +2,14 @@
 
 A *trouble* befalls a node, the disk or the controller, and is over after a while:
 
-    kill .. join       stop .. continue     cut .. mend     slow .. steady
-    notice .. take .. join                  disk-full .. disk-free
-    controller-kill .. controller-start
+    kill .. join       stop .. continue     hang .. wake     cut .. mend     slow .. steady
+    notice .. take .. join      disk-full .. disk-free      controller-kill .. controller-start
 
-A killed node is gone with all its processes; a stopped one stands still with all of them; of one
-that is cut only the agent does; of a slow one the trainers stand still every other moment. Troubles
-overlap. A node that has one gets no other until it is over. Fewer nodes than the job needs at least
-are left alone only for a bounded time, and at the end of the time everything is mended.
+A killed node is gone with all its processes; a stopped one stands still with all of them, a hung
+one with its agent alone; one that is cut and its controller do not hear each other; the trainers of
+a slow one stand still every other moment. Troubles overlap. A node that has one gets no other until
+it is over. Fewer nodes than the job needs at least are left alone only for a bounded time, and at
+the end of the time everything is mended.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +37,8 @@ class Verb(StrEnum):
     JOIN = "join"
     STOP = "stop"
     CONTINUE = "continue"
+    HANG = "hang"
+    WAKE = "wake"
     CUT = "cut"
     MEND = "mend"
     SLOW = "slow"
@@ -78,6 +80,7 @@ class _Trouble:
 _TROUBLES: Mapping[Verb, _Trouble] = {
     Verb.KILL: _Trouble(Verb.JOIN, 6, 1.0, 12.0),
     Verb.STOP: _Trouble(Verb.CONTINUE, 4, 0.5, 9.0),
+    Verb.HANG: _Trouble(Verb.WAKE, 2, 0.5, 9.0),
     Verb.CUT: _Trouble(Verb.MEND, 3, 0.5, 9.0),
     Verb.SLOW: _Trouble(Verb.STEADY, 2, 2.0, 8.0),
     Verb.NOTICE: _Trouble(Verb.JOIN, 3, 4.0, 12.0),

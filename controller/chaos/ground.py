@@ -18,9 +18,11 @@ import psutil
 
 from controller.chaos import processes
 from controller.chaos.deeds import Deed, Verb
+from controller.chaos.links import Links
 from controller.cli.cluster import Cluster
 
 DISK_BYTES = 256 << 20
+_MENDED = (Verb.JOIN, Verb.CONTINUE, Verb.WAKE, Verb.MEND, Verb.STEADY)
 _CLONE_NEWNS = 0x00020000
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -78,6 +80,7 @@ class Ground:
     """A cluster of our own and what is wrong with it at the moment."""
 
     cluster: Cluster
+    links: Links
     disk: Disk
     job: str
     done: Counter[Verb] = field(default_factory=Counter)
@@ -102,12 +105,14 @@ class Ground:
                 fleet.create([node])
             case Verb.STOP:
                 self._stop(node, self._machine(node))
+            case Verb.HANG:
+                self._stop(node, self._machine(node)[:1])
+            case Verb.CONTINUE | Verb.WAKE | Verb.STEADY:
+                self._continue(node)
             case Verb.CUT:
-                self._stop(node, [psutil.Process(fleet.pids(node)[0])])
-            case Verb.CONTINUE | Verb.MEND:
-                self._continue(node)
-            case Verb.STEADY:
-                self._continue(node)
+                self.links.cut(node)
+            case Verb.MEND:
+                self.links.mend(node)
             case Verb.NOTICE:
                 fleet.notice(node, deed.seconds)
             case Verb.DISK_FULL:
@@ -120,7 +125,7 @@ class Ground:
             case Verb.CONTROLLER_START:
                 self.cluster.start_controller()
                 self.controller_is_up = True
-        if node and deed.verb in (Verb.JOIN, Verb.CONTINUE, Verb.MEND, Verb.STEADY):
+        if node and deed.verb in _MENDED:
             del self.troubled[node]
         elif node:
             self.troubled[node] = deed.verb
@@ -146,8 +151,11 @@ class Ground:
         return ""
 
     def _machine(self, node: str) -> list[psutil.Process]:
+        """The agent first; nothing of one that has ended by itself."""
         agent, zygote = self.cluster.fleet.pids(node)
-        return [psutil.Process(agent), *processes.zygote_children(zygote)]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [psutil.Process(agent), *processes.zygote_children(zygote)]
+        return []
 
     def _stop(self, node: str, who: list[psutil.Process]) -> None:
         self._stopped.setdefault(node, []).extend(who)

@@ -11,6 +11,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import httpx2
+
 from controller.api.schemas import (
     GenerationView,
     JobView,
@@ -22,6 +24,7 @@ from controller.api.schemas import (
 from controller.chaos import processes, verdict
 from controller.chaos.deeds import Deed
 from controller.chaos.ground import Disk, Ground
+from controller.chaos.links import Links
 from controller.chaos.replay import replay
 from controller.chaos.report import Report
 from controller.chaos.verdict import Launch, Replay
@@ -74,13 +77,14 @@ class Run:
         self._aside.mkdir()
         self._temporary.mkdir()
         with self._surroundings(), Disk(self._folder / "checkpoints") as disk:
-            with Cluster(self._folder / "cluster", 0) as cluster:
+            with Cluster(self._folder / "cluster", 0) as cluster, _links_to(cluster) as links:
+                cluster.fleet.way = links.url
                 cluster.fleet.wait_for_torch()
                 cluster.add(self._names)
                 job = self._submit(cluster, disk)
                 watch = self._watch(cluster, disk, job)
                 self._wait_for_the_first_steps(watch)
-                ground = Ground(cluster, disk, job.id)
+                ground = Ground(cluster, links, disk, job.id)
                 self._do_all(ground, watch)
                 problem = self._wait_until_quiet(ground, watch)
                 launches = self._look_back(cluster, watch, problem)
@@ -224,6 +228,10 @@ class Run:
         left += [str(path) for path in self._temporary.iterdir() if path.name not in _CACHES]
         left += [str(path) for path in root.rglob(".*")]
         return left
+
+
+def _links_to(cluster: Cluster) -> Links:
+    return Links(lambda: httpx2.URL(cluster.controller.place.url).port or 0)
 
 
 def _launches(generations: Sequence[GenerationView], points: Sequence[SeriesPoint]) -> list[Launch]:

@@ -57,7 +57,8 @@ class LocalFleet:
 
     def __init__(self, controller: str, token_file: Path, folder: Path) -> None:
         """``folder`` holds each agent's state and log; ``token_file`` is that of role agent."""
-        self._controller = controller
+        self.way: Callable[[str], str] = lambda node: controller
+        """The URL by which a node reaches the controller."""
         self._token_file = token_file
         self._folder = folder
         self._nodes: dict[str, _Node] = {}
@@ -136,7 +137,7 @@ class LocalFleet:
         agents, zygotes = forks.pair()
         with agents, zygotes, (state / "agent.log").open("ab") as log:
             zygote = self._fork_zygote(name, zygotes)
-            command = ["agent.daemon", "--controller", self._controller,
+            command = ["agent.daemon", "--controller", self.way(name),
                        "--token-file", str(self._token_file), "--name", name,
                        "--state-dir", str(state), "--zygote-fd", str(agents.fileno()),
                        "--notices", f"file:{self._notice_file(name)}"]  # fmt: skip

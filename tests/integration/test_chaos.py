@@ -1,8 +1,11 @@
 """How `varuna chaos` sees what is there: files that change, trainers that live on, what is left."""
 
+import contextlib
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +15,7 @@ import pytest
 
 from controller.chaos import processes, watch
 from controller.chaos.ground import Disk
+from controller.chaos.links import Links
 from controller.chaos.watch import Watch
 from controller.cli.client import Controller
 from tests.fakes.waiting import until
@@ -128,6 +132,65 @@ def test_an_old_trainer_beside_a_new_generation_is_seen_when_its_time_is_over(
     assert watcher.complaints == [], "its node is troubled: it cannot be killed"
     (complaint,) = look(watcher)
     assert "rank 1 of generation 3 still lives on node-2" in complaint
+
+
+# ---- links
+
+
+def answer(server: socket.socket) -> None:
+    """Echo what each connection sends but `end`, one after the other, until the server is gone."""
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = server.accept()
+            with connection:
+                while (piece := connection.recv(100)) not in (b"", b"end"):
+                    connection.sendall(piece)
+
+
+@pytest.fixture
+def server() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer, args=(server,))
+        thread.start()
+        yield server
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join(10)
+
+
+def connect(links: Links, node: str) -> socket.socket:
+    port = int(links.url(node).rpartition(":")[2])
+    near = socket.create_connection(("127.0.0.1", port))
+    near.settimeout(10)
+    return near
+
+
+def test_a_cut_link_carries_nothing_and_closes_nothing_until_it_is_mended(
+    server: socket.socket,
+) -> None:
+    with Links(lambda: server.getsockname()[1]) as links, connect(links, "node-1") as near:
+        near.sendall(b"one")
+        assert near.recv(100) == b"one"
+        links.cut("node-1")
+        near.sendall(b"two")
+        near.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            near.recv(100)
+        links.mend("node-1")
+        near.settimeout(10)
+        assert near.recv(100) == b"two"
+
+
+def test_the_end_of_the_far_side_is_heard_here(server: socket.socket) -> None:
+    with Links(lambda: server.getsockname()[1]) as links, connect(links, "node-1") as near:
+        near.sendall(b"end")
+        assert near.recv(100) == b""
+
+
+def test_where_no_controller_listens_a_link_ends_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    with Links(lambda: port) as links, connect(links, "node-1") as near:
+        assert near.recv(100) == b""
 
 
 # ---- the disk

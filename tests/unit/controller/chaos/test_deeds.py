@@ -11,13 +11,14 @@ from controller.chaos.deeds import BELOW_SECONDS, Deed, Verb, longest_below, sch
 ENDS = {
     Verb.KILL: (Verb.JOIN,),
     Verb.STOP: (Verb.CONTINUE,),
+    Verb.HANG: (Verb.WAKE,),
     Verb.CUT: (Verb.MEND,),
     Verb.SLOW: (Verb.STEADY,),
     Verb.NOTICE: (Verb.TAKE, Verb.JOIN),
     Verb.DISK_FULL: (Verb.DISK_FREE,),
     Verb.CONTROLLER_KILL: (Verb.CONTROLLER_START,),
 }
-AWAY = (Verb.KILL, Verb.STOP, Verb.CUT, Verb.NOTICE)
+AWAY = (Verb.KILL, Verb.STOP, Verb.HANG, Verb.CUT, Verb.NOTICE)
 
 settings.register_profile("chaos", max_examples=20, deadline=None)
 of_a_run = given(
@@ -80,7 +81,7 @@ def test_fewer_nodes_than_the_minimum_never_last_long(
             assert deed.at - below_since <= BELOW_SECONDS + 1e-9
         if deed.verb in AWAY:
             away.add(deed.node)
-        elif deed.verb in (Verb.CONTINUE, Verb.MEND, Verb.JOIN):
+        elif deed.verb in (Verb.CONTINUE, Verb.WAKE, Verb.MEND, Verb.JOIN):
             away.discard(deed.node)
         if count - len(away) >= minimum:
             below_since = None
