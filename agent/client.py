@@ -54,7 +54,16 @@ class UnknownError(ControllerError):
 
 
 class RefusedError(ControllerError):
-    """The controller says no."""
+    """The controller says no, with ``status``."""
+
+    def __init__(self, sentence: str, status: int) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+    @property
+    def is_of_the_body(self) -> bool:
+        """What was sent is not understood or too large, whoever sends it."""
+        return self.status in (400, 413, 422)
 
 
 def pauses() -> Iterator[float]:
@@ -175,7 +184,7 @@ def _check(answer: httpx2.Response) -> None:
     if answer.status_code == 409 and str(problem.get("type")).endswith("unknown-incarnation"):
         raise UnknownError(sentence)
     if answer.is_client_error and answer.status_code not in (408, 425, 429):
-        raise RefusedError(sentence)
+        raise RefusedError(sentence, answer.status_code)
     raise AwayError(sentence)
 
 

@@ -5,7 +5,7 @@ it. Knows no controller and no HTTP; orders come in by :meth:`Node.take`, report
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ from trainer.contract.progress import (
     Halted,
     Leave,
     Line,
+    NonFinite,
     PartWritten,
     Phase,
     PhaseBegun,
@@ -46,6 +47,9 @@ _FETCH = "fetch"
 _LOOK_SECONDS = 0.05
 _STORE_SECONDS = 60.0
 """For a listing or a deletion in a store."""
+
+_STANDING = (PhaseBegun, StepCommitted, Halted, Stopped, NonFinite, Failed, Finished)
+"""Lines that say how a trainer stands, as long as it lives."""
 
 _T = TypeVar("_T")
 
@@ -76,6 +80,8 @@ class _Seat:
     trainer: Trainer | None = None
     phase: str = _FETCH
     step: int = 0
+    said: dict[str, Line] = field(default_factory=dict)
+    """The newest of each kind that tells how it stands."""
     is_ending: bool = False
 
     @property
@@ -119,11 +125,11 @@ class Node:
         self._go_on()
 
     def forget_orders(self) -> None:
-        """The controller's numbers begin anew."""
-        self._standing = Standing()
+        """The controller's numbers begin anew; those of generations never do."""
+        self._standing = Standing(newest=self._standing.newest)
 
-    def running(self) -> tuple[wire.RunningTrainer, ...]:
-        """What runs here now."""
+    def running(self, *, whole: bool = False) -> tuple[wire.RunningTrainer, ...]:
+        """What runs here now; ``whole``: with all that somebody who knows nothing of it needs."""
         return tuple(
             wire.RunningTrainer(
                 job=seat.spec.job,
@@ -131,8 +137,11 @@ class Node:
                 rank=seat.spec.rank,
                 phase=seat.phase,
                 step=seat.step,
+                spec=seat.spec if whole else None,
+                said=tuple(seat.said.values()) if whole else (),
             )
             for seat in self._seats
+            if not (whole and seat.is_ending)
         )
 
     @property
@@ -302,6 +311,8 @@ class Node:
                 seat.phase, seat.step = Phase.STEP, event.step
             case Halted() | Stopped():
                 seat.phase = Phase.HALTED
+        if isinstance(event, _STANDING):
+            seat.said[event.kind] = event
         self._say(seat, event)
 
     def _say(self, seat: _Seat, line: Line) -> None:

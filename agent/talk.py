@@ -11,7 +11,7 @@ for one rule: after ``max_offline_seconds`` without an answer the trainers are s
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -26,6 +26,7 @@ _LOG_SECONDS = 0.5
 _CHUNKS_A_ROUND = 8
 _REFUSED_SECONDS = 1.0
 _NO_ORDERS_SECONDS = 0.05
+_ALL = 1_000_000
 
 _T = TypeVar("_T")
 
@@ -110,13 +111,31 @@ class Talk:
         while True:
             await self._news.wait()
             self._news.clear()
-            while batch := self._outbox.next_batch():
+            most = _ALL
+            while batch := self._outbox.next_batch(most):
                 told = wire.Reports(incarnation=self._hello.incarnation, reports=batch)
-                answer = await self._ask(node, partial(self._client.report, told))
+                try:
+                    answer = await self._ask(
+                        node, partial(self._client.report, told), may_be_refused=True
+                    )
+                except RefusedError as error:
+                    most = self._narrow(batch, error)
+                    continue
+                most = _ALL
                 self._outbox.acknowledge(answer.reported)
                 if answer.reported < batch[0].number:  # nothing of it was taken: do not insist
                     await asyncio.sleep(_REFUSED_SECONDS)
             self._all_told.set()
+
+    def _narrow(self, batch: Sequence[wire.Report], error: RefusedError) -> int:
+        """One of ``batch`` is refused for what it says, and always will be: find it, say so in its
+        place, and go on with the rest. How many to send next.
+        """
+        if len(batch) > 1:
+            return len(batch) // 2
+        log.error("report refused, set aside", kind=batch[0].body.kind, because=str(error))
+        self._outbox.set_aside(str(error))
+        return 1
 
     async def _ship_logs(self, node: Node) -> None:
         while True:
@@ -163,8 +182,13 @@ class Talk:
                 log.error("cut off for too long, stopping what runs", seconds=round(silence))
                 await node.kill_all()
 
-    async def _ask(self, node: Node, call: Callable[[], Awaitable[_T]]) -> _T:
-        """The answer of ``call``, however long the controller is away or does not know us."""
+    async def _ask(
+        self, node: Node, call: Callable[[], Awaitable[_T]], *, may_be_refused: bool = False
+    ) -> _T:
+        """The answer of ``call``, however long the controller is away or does not know us.
+
+        Raises RefusedError when what the call says is refused and that ``may_be``.
+        """
         for pause in pauses():
             registration = self._registrations
             try:
@@ -175,6 +199,8 @@ class Talk:
                 self._after = 0
                 self._note(error)
             except RefusedError as error:
+                if may_be_refused and error.is_of_the_body:
+                    raise
                 log.error("refused by the controller", because=str(error))
                 await asyncio.sleep(_REFUSED_SECONDS)
             else:
@@ -199,7 +225,7 @@ class Talk:
         async with self._registering:
             if self._registrations != registration:
                 return
-            hello = self._hello.model_copy(update={"running": node.running()})
+            hello = self._hello.model_copy(update={"running": node.running(whole=True)})
             try:
                 self._welcome = await self._client.register(hello)
             except ControllerError as error:

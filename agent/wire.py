@@ -74,6 +74,12 @@ class RunningTrainer(Frozen):
     phase: str
     step: int = 0
     """The last step it committed, 0 before the first."""
+    spec: RunSpec | None = None
+    """As it was ordered; told at registration, so that a store which is an old copy can take the
+    trainer over as it runs.
+    """
+    said: tuple[Line, ...] = ()
+    """Beside ``spec``: the newest of each kind of line that tells how it stands."""
 
 
 class Register(Frozen):
@@ -88,7 +94,7 @@ class Register(Frozen):
     """New for every start of the daemon."""
     facts: Facts
     running: tuple[RunningTrainer, ...] = ()
-    """Empty at a fresh start; not empty when a controller with an older store is met."""
+    """Empty at a fresh start; not empty when the controller was started anew meanwhile."""
 
 
 class Registered(Frozen):
@@ -321,7 +327,20 @@ class Noticed(Frozen):
     """What the source calls it."""
 
 
-ReportBody = Annotated[Said | Exited | OrderDone | Looked | Noticed, Field(discriminator="kind")]
+class SetAside(Frozen):
+    """Stands for a report that the controller refused: it would refuse it again for ever."""
+
+    kind: Literal["set_aside"] = "set_aside"
+    refused: str
+    """The ``kind`` of the body that was refused."""
+    because: str
+    job: str | None = None
+    generation: int | None = None
+
+
+ReportBody = Annotated[
+    Said | Exited | OrderDone | Looked | Noticed | SetAside, Field(discriminator="kind")
+]
 
 
 class Report(Frozen):

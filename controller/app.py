@@ -20,7 +20,6 @@ from controller.parts import Parts, machine_boot_id
 from controller.presence import Presence
 from controller.reconciler import Reconciler, say_started
 from controller.settings import Settings
-from controller.store import nodes
 from controller.store.engine import Store
 from controller.store.tokens import Role, Token, Tokens
 
@@ -77,22 +76,20 @@ def _lifespan(
 
 
 def _open(settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop) -> Parts:
-    """Migrate, open, load: all that a controller remembers is in its folder."""
+    """Migrate, open, load: all that a controller remembers is in its folder. Who lives is not: each
+    agent registers again, and says what runs there.
+    """
     settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     store = Store(settings.database_url)
     tokens = Tokens(store)
     for role in TOKEN_FILES:
         _ensure_token(tokens, token_file(settings, role), role, clock.now())
-    presence = Presence()
-    with store.read() as connection:
-        for row in nodes.live_nodes(connection):
-            presence.admit((row.name, row.incarnation), row.reported, row.heard_at)
     return Parts(
         settings=settings,
         clock=clock,
         store=store,
         tokens=tokens,
-        presence=presence,
+        presence=Presence(),
         bell=Bell(),
         logs=Logs(settings.data / "logs", settings.log_cap_bytes),
         loop=loop,

@@ -46,6 +46,7 @@ class Reconciler:
         # Its own: a decision never waits behind requests.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reconciler")
         now = parts.clock.now()
+        self._started_at = now
         self._grace_until = now + self._rules.lost_after
         self._looked_at = now
         self._flushed_at = now
@@ -94,7 +95,7 @@ class Reconciler:
         Runs in a thread.
         """
         with self._parts.store.read() as connection:
-            world = self._snapshots.load(connection, signs, self._grace_until)
+            world = self._snapshots.load(connection, signs, self._grace_until, self._started_at)
         self._in_haste = any(needs_haste(job) for job in world.jobs)
         recorded = []
         for decision in reconcile(world, now, self._rules):

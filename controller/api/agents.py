@@ -8,6 +8,7 @@ import asyncio
 from contextlib import suppress
 from typing import Annotated
 
+import sqlalchemy as sa
 import structlog
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
@@ -17,7 +18,7 @@ from controller.api.errors import ProblemException, StrictRoute
 from controller.bell import FEED, RECONCILER
 from controller.parts import Parts
 from controller.presence import NodeKey
-from controller.store import nodes, reports
+from controller.store import adoption, nodes, reports
 
 _LONGEST_WAIT = 60.0
 
@@ -50,7 +51,7 @@ async def register(here: Here, asked: wire.Register) -> wire.Registered:
         raise ProblemException(422, f"The agent speaks wire {theirs}, the controller {ours}.")
     at, key = here.clock.now(), (asked.node, asked.incarnation)
     reported = await asyncio.wrap_future(
-        here.store.write(lambda connection: nodes.register(connection, asked, at))
+        here.store.write(lambda connection: _register(connection, asked, at))
     )
     here.presence.admit(key, reported, at)
     here.bell.ring(RECONCILER, FEED, key)
@@ -59,6 +60,13 @@ async def register(here: Here, asked: wire.Register) -> wire.Registered:
         max_offline_seconds=here.settings.max_offline,
         reported=reported,
     )
+
+
+def _register(connection: sa.Connection, asked: wire.Register, at: float) -> int:
+    reported = nodes.register(connection, asked, at)
+    adoption.adopt(connection, asked, at)
+    adoption.stop_what_is_void(connection, asked, at)
+    return reported
 
 
 @router.post("/{node}/beat")

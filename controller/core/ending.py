@@ -50,6 +50,10 @@ def follow(look: Look, job: Job, above: int = 0) -> Actions:
     if verdict := given_up(job, look.now, look.rules):
         return close(look, job, JobState.FAILED, *verdict)
     nodes = look.pool.offer(job)
+    if look.is_gathering(job):
+        look.pool.take(job, nodes)
+        message = "The controller was started anew and waits for the agents to say what runs."
+        return say(job, job.state, job.reason, message)
     if len(nodes) < job.spec.nodes.min:
         return _with_too_few(look, job, nodes)
     choice = choice_for(job, nodes)

@@ -10,7 +10,7 @@ from controller.core.liveness import is_dead, is_leaving, is_silent, left_with_i
 from controller.core.quarantine import verdicts
 from controller.core.states import NodeState, may_move
 from controller.core.words import ended, seconds
-from controller.core.world import Generation, Node, Rules, World
+from controller.core.world import Generation, Job, Node, Rules, World
 
 
 class Look:
@@ -25,6 +25,16 @@ class Look:
             if job.current and job.current.is_launched
             for node in job.current.nodes
         }
+
+    def is_gathering(self, job: Job) -> bool:
+        """Whether agents may yet say that a newer generation of ``job`` runs than the store knows:
+        after the controller's start, until all that it knows have registered or had the time.
+        """
+        world, rules = self.world, self.rules
+        if job.submitted_at >= world.started_at:
+            return False
+        bound = world.started_at + min(rules.gather, rules.lost_after)
+        return self.now < (max(bound, world.grace_until) if world.awaits_agents else bound)
 
     def lose(self, node: Node, because: str) -> MarkNode:
         """The node is lost from here on."""
@@ -84,6 +94,8 @@ class Look:
                 dead[name] = why
             elif is_silent(node, generation, self.world, self.now, self.rules):
                 silent.append(node)
+        if generation.is_short_of_seats and self.now > self.world.grace_until:
+            dead["nobody"] = "a seat is claimed by nobody"
         return dead, tuple(silent)
 
     def lose_missing(self, generation: Generation) -> list[MarkNode]:

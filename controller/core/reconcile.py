@@ -87,6 +87,8 @@ def _prepare(look: Look, job: Job, planned: Generation) -> Actions:
     """Launch, when the folder is listed and losses and joins have settled."""
     nodes = look.pool.offer(job)
     look.pool.take(job, nodes)
+    if look.is_gathering(job):
+        return ()
     if job.pause_wanted:
         return end(look, job, Fault(Reason.USER, False, "Paused before it was launched"))
     if fault := _listing_fault(look, planned, nodes):

@@ -32,7 +32,7 @@ def is_worth_it(job: Job, generation: Generation, left: Collection[int], rules: 
     """Whether the ranks ``left`` may cover every layer, and saving takes less than the steps at
     risk took. The time in which losses are gathered costs nothing.
     """
-    if generation.kind != "train" or generation.state not in _STEPPING:
+    if generation.kind != "train" or generation.state not in _STEPPING or job.costs is None:
         return False
     if not covers_every_stage(generation, left):
         return False

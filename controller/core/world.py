@@ -169,6 +169,11 @@ class Generation:
         """It has given out seats and is not over."""
         return self.state not in (GenerationState.PLANNED, GenerationState.ENDED)
 
+    @property
+    def is_short_of_seats(self) -> bool:
+        """It was taken over as it runs, and who holds a seat has not said so (yet)."""
+        return self.shape is not None and len(self.seats) < self.shape.world
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -264,6 +269,10 @@ class Rules:
     """Losses closer than this are one decision: a launch waits this long after the last one's first
     sign. Survivors halt and save meanwhile.
     """
+    gather: float = 2.0
+    """So long after the controller's start nothing is planned for older jobs: agents that were away
+    try at least once a second.
+    """
     settle: float = 1.0
     """A start below the job's most nodes waits this long after the last node joined."""
     look_deadline: float = 10.0
@@ -321,3 +330,9 @@ class World:
     """After the controller's own start or a long pause nobody is lost by silence before this."""
     last_loss_at: float = 0.0
     """When any incarnation was last closed (lost, evicted, replaced by a newer one); 0: never."""
+    started_at: float = 0.0
+    """When this controller was started: what it has loaded may be an old copy until the agents have
+    said what they run.
+    """
+    awaits_agents: bool = False
+    """Some of the nodes that are not gone have not registered since."""

@@ -7,10 +7,10 @@ import sqlalchemy as sa
 
 from agent import wire
 from controller.core.events import EventType
-from controller.core.states import GenerationState, NodeState
+from controller.core.states import NodeState
 from controller.store import conduct, events
 from controller.store.rows import changed
-from controller.store.tables import generations, nodes, orders, seats
+from controller.store.tables import nodes, orders, seats
 
 GONE = [state.value for state in NodeState if state.is_gone]
 
@@ -23,7 +23,7 @@ def register(connection: sa.Connection, asked: wire.Register, at: float) -> int:
     """Take the incarnation in, closing older ones of its name; its last durable report.
 
     Never refused. One that was given up and comes back by the same name and incarnation was only
-    cut off: it is taken back, and what it still runs of ended generations is ordered to stop.
+    cut off: it is taken back.
     """
     _close_older(connection, asked, at)
     here = (nodes.c.name == asked.node) & (nodes.c.incarnation == asked.incarnation)
@@ -50,7 +50,6 @@ def register(connection: sa.Connection, asked: wire.Register, at: float) -> int:
         events.record(
             connection, at, EventType.NODE_JOINED, f"{asked.node} {how}.", node=asked.node
         )
-    _stop_what_is_void(connection, asked, at)
     return int(known.reported) if known else 0
 
 
@@ -72,27 +71,6 @@ def _close_older(connection: sa.Connection, asked: wire.Register, at: float) -> 
         conduct.lost(connection, asked.node, at)
         message = f"{asked.node} was started again; what ran there before is lost."
         events.record(connection, at, EventType.NODE_LOST, message, node=asked.node)
-
-
-def _stop_what_is_void(connection: sa.Connection, asked: wire.Register, at: float) -> None:
-    """Trainers of ended generations must go.
-
-    Those that the store does not know are left alone: the store may be an old copy.
-    """
-    newest: dict[str, int] = {}
-    for trainer in asked.running:
-        newest[trainer.job] = max(newest.get(trainer.job, 0), trainer.generation)
-    for job, number in newest.items():
-        ended = connection.execute(
-            sa.select(sa.func.max(generations.c.number)).where(
-                generations.c.job == job,
-                generations.c.number <= number,
-                generations.c.state == GenerationState.ENDED.value,
-            )
-        ).scalar()
-        if ended:
-            stop = wire.Stop(job=job, up_to_generation=ended)
-            give_order(connection, asked.node, asked.incarnation, job, ended, stop, at)
 
 
 def reported(connection: sa.Connection, node: str, incarnation: str) -> int:

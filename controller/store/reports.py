@@ -64,6 +64,8 @@ def take(
         match report.body:
             case wire.Said() as said:
                 _said(connection, node, incarnation, said, at, taken)
+            case wire.SetAside() as refused:
+                _refused(connection, node, refused, at)
             case wire.Exited() as exited:
                 _exited(connection, node, incarnation, exited, at, taken)
             case wire.OrderDone() as done:
@@ -82,6 +84,21 @@ def take(
             .values(reported=taken.reported)
         )
     return taken
+
+
+def take_line(
+    connection: sa.Connection, node: str, incarnation: str, said: wire.Said, at: float
+) -> None:
+    """What a trainer said before anybody here knew of it, as an agent tells at registration."""
+    _said(connection, node, incarnation, said, at, Taken(0))
+
+
+def _refused(connection: sa.Connection, node: str, refused: wire.SetAside, at: float) -> None:
+    message = f"A report of {node} ({refused.refused}) was refused and set aside: {refused.because}"
+    events.record(
+        connection, at, EventType.REPORT_REFUSED, message,
+        job=refused.job, node=node, generation=refused.generation,
+    )  # fmt: skip
 
 
 # ---- what a trainer said

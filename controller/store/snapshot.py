@@ -58,6 +58,7 @@ class Snapshots:
         connection: sa.Connection,
         signs: Mapping[tuple[str, str], Sign],
         grace_until: float,
+        started_at: float = 0.0,
     ) -> World:
         """Everything at one moment."""
         rows = connection.execute(
@@ -71,8 +72,9 @@ class Snapshots:
         saved = _checkpoints(connection, ids, standing)
         rates = _save_rates(connection, current)
         last_loss = connection.execute(sa.select(sa.func.max(nodes.c.gone_at))).scalar()
+        live = _nodes(connection, signs)
         return World(
-            nodes=_nodes(connection, signs),
+            nodes=live,
             jobs=tuple(
                 _job(
                     row,
@@ -85,6 +87,8 @@ class Snapshots:
             ),
             grace_until=grace_until,
             last_loss_at=last_loss or 0.0,
+            started_at=started_at,
+            awaits_agents=any((node.name, node.incarnation) not in signs for node in live),
         )
 
     def _learn_past(self, connection: sa.Connection, ids: Sequence[str]) -> None:

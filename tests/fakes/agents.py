@@ -16,6 +16,7 @@ from typing import Any
 import httpx2
 
 from agent import wire
+from agent.reports import Outbox
 from controller.parts import machine_boot_id
 from trainer.contract import progress
 from trainer.contract.costs import LayerCost, LayerCosts
@@ -88,7 +89,9 @@ class Agent:
     name: str
     incarnation: str
     http: httpx2.AsyncClient
-    reports: list[wire.Report] = field(default_factory=list)
+    outbox: Outbox = field(default_factory=Outbox)
+    specs: dict[tuple[str, int, int], RunSpec] = field(default_factory=dict)
+    said: dict[tuple[str, int, int], dict[str, progress.Line]] = field(default_factory=dict)
     trainers: dict[tuple[str, int, int], asyncio.Task[None]] = field(default_factory=dict)
     orders: list[wire.Order] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -155,9 +158,22 @@ class Fleet:
         ]
 
     async def _register(self, agent: Agent) -> None:
-        asked = wire.Register(node=agent.name, incarnation=agent.incarnation, facts=facts())
+        running = tuple(
+            wire.RunningTrainer(
+                job=key[0], generation=key[1], rank=key[2], phase="step", spec=agent.specs[key],
+                said=tuple(agent.said[key].values()),
+            )
+            for key, trainer in agent.trainers.items()
+            if not trainer.done()
+        )  # fmt: skip
+        asked = wire.Register(
+            node=agent.name, incarnation=agent.incarnation, facts=facts(), running=running
+        )
         answer = await agent.http.post("/register", content=asked.model_dump_json(), headers=JSON)
         assert answer.status_code == 200, answer.text
+        durable = wire.Registered.model_validate_json(answer.content).reported
+        if durable is not None and agent.outbox.resume(durable):
+            agent.orders.clear()
 
     async def _beat(self, agent: Agent) -> None:
         while True:
@@ -183,6 +199,7 @@ class Fleet:
                 continue
             if answer.status_code == 409:
                 await self._register(agent)
+                after = 0
                 continue
             for order in wire.Orders.model_validate_json(answer.content).orders:
                 after = order.number
@@ -196,6 +213,7 @@ class Fleet:
                 await self._stop(agent, spec.job, spec.generation - 1)
                 key = (spec.job, spec.generation, spec.rank)
                 self._alive[key[:2]].add(spec.rank)
+                agent.specs[key], agent.said[key] = spec, {}
                 agent.trainers[key] = asyncio.ensure_future(self._train(agent, spec))
             case wire.Stop(job=job, up_to_generation=number):
                 await self._stop(agent, job, number)
@@ -281,22 +299,27 @@ class Fleet:
 
     async def _say(self, agent: Agent, spec: RunSpec, line: progress.Line) -> None:
         said = wire.Said(job=spec.job, generation=spec.generation, rank=spec.rank, line=line)
+        if not isinstance(line, progress.PartWritten):
+            agent.said[(spec.job, spec.generation, spec.rank)][line.kind] = line
         await self._report(agent, said)
 
     async def _report(self, agent: Agent, body: wire.ReportBody) -> None:
-        agent.reports.append(wire.Report(number=len(agent.reports) + 1, body=body))
-        said = wire.Reports(incarnation=agent.incarnation, reports=tuple(agent.reports[-50:]))
-        answer = None
-        while answer is None or answer.status_code == 409:
+        agent.outbox.add(body)
+        while batch := agent.outbox.next_batch():
+            said = wire.Reports(incarnation=agent.incarnation, reports=batch)
             try:
                 answer = await agent.http.post(
                     f"/{agent.name}/reports", content=said.model_dump_json(), headers=JSON
                 )
             except httpx2.TransportError:
                 await asyncio.sleep(0.05)
-            if answer is not None and answer.status_code == 409:
+                continue
+            if answer.status_code == 409:
                 await self._register(agent)
-        assert answer.status_code == 200, answer.text
+                continue
+            assert answer.status_code == 200, answer.text
+            durable = wire.ReportsAnswer.model_validate_json(answer.content).reported
+            agent.outbox.acknowledge(durable)
 
 
 JSON = {"content-type": "application/json"}

@@ -50,9 +50,20 @@ def test_a_controller_that_holds_all_that_was_acknowledged_changes_no_number() -
 
 
 def test_numbers_go_on_where_an_older_copy_of_the_store_ends() -> None:
+    """Answers to orders that the older copy never gave are not told to it."""
     outbox = outbox_with(5)
+    gone = wire.Exited(job="job_a", generation=2, rank=0, code=0)
+    outbox.add(gone)
     outbox.acknowledge(3)
     assert outbox.resume(1)
-    assert waiting(outbox) == [(2, 4), (3, 5)]
+    assert outbox.next_batch() == (wire.Report(number=2, body=gone),)
     outbox.add(wire.OrderDone(number=6))
-    assert waiting(outbox)[-1] == (4, 6)
+    assert waiting(outbox) == [(3, 6)]
+
+
+def test_a_refused_report_leaves_word_in_its_place() -> None:
+    outbox = outbox_with(2)
+    outbox.set_aside("422: not understood")
+    first, second = outbox.next_batch()
+    assert first.body == wire.SetAside(refused="order_done", because="422: not understood")
+    assert (first.number, second.number) == (1, 2)

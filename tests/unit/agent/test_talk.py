@@ -27,7 +27,7 @@ class IdleNode:
         self.logs: list[object] = []
         self.taken = asyncio.Event()
 
-    def running(self) -> tuple[wire.RunningTrainer, ...]:
+    def running(self, *, whole: bool = False) -> tuple[wire.RunningTrainer, ...]:
         return ()
 
     def take(self, orders: tuple[wire.Order, ...]) -> None:
@@ -68,3 +68,40 @@ def test_a_parked_request_whose_connection_is_dead_is_asked_anew_when_the_contro
 
     asyncio.run(story())
     assert asked_after[:2] == ["0", "0"]
+
+
+def test_a_refused_report_is_set_aside_and_the_rest_goes_on() -> None:
+    """One of seven is not understood; refused with its batch, it is found by halving."""
+    durable: list[wire.ReportBody] = []
+
+    async def answer(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path.endswith("/register"):
+            welcome = {"beat_seconds": 0.01, "max_offline_seconds": 60}
+            return httpx2.Response(200, json=welcome)
+        if request.url.path.endswith("/beat"):
+            return httpx2.Response(200, json={"reported": 0})
+        if request.url.path.endswith("/orders"):
+            await asyncio.Event().wait()
+        told = wire.Reports.model_validate_json(request.content)
+        if any(getattr(report.body, "number", None) == 5 for report in told.reports):
+            return httpx2.Response(422, json={"title": "Not valid", "detail": "what is that?"})
+        durable.extend(report.body for report in told.reports)
+        return httpx2.Response(200, json={"reported": told.reports[-1].number})
+
+    async def story() -> None:
+        client = Client("http://c", "t", "vm-1", transport=httpx2.MockTransport(answer))
+        talk, node = Talk(client, HELLO), IdleNode()
+        await talk.begin()
+        for number in range(1, 8):
+            talk.report(wire.OrderDone(number=number))
+        talking = asyncio.create_task(talk.go_on(cast(Node, cast(Any, node))))
+        async with asyncio.timeout(10):
+            await talk.all_told()
+        talking.cancel()
+        await asyncio.gather(talking, return_exceptions=True)
+        await client.close()
+
+    asyncio.run(story())
+    fifth = wire.SetAside(refused="order_done", because="422: what is that?")
+    orders = [wire.OrderDone(number=number) for number in range(1, 8)]
+    assert durable == [*orders[:4], fifth, *orders[5:]]
