@@ -1,23 +1,36 @@
 """A job's checkpoint folder on order, here or in a store: list it, delete from it, close it.
 
-Blocking; run in a thread. What is in a store raises StoreError.
+Nothing is deleted on the word of others alone: this node must itself see the complete checkpoint
+that is newer, so that one who looks at another disk than the writers did, or wakes up late, does no
+harm. Blocking; run in a thread. What is in a store raises StoreError.
 """
 
 import contextlib
+import os
 import shutil
 from pathlib import Path
 
 from agent import wire
-from agent.remote import is_url, remote_at
-from trainer.contract.checkpoints import FolderName, scan, write_done
+from trainer.contract.checkpoints import (
+    FolderName,
+    Listing,
+    is_part,
+    scan,
+    to_resume,
+    write_done,
+)
+from trainer.contract.remote import is_url, remote_at
 from trainer.contract.spec import ResumedFrom
+
+_ASIDE = ".deleted-"
+_SKIPPED_TOLD = 20
 
 
 def look(number: int, order: wire.Look) -> wire.Looked:
     """What is in the folder; the answer to order ``number``."""
     about = {"number": number, "job": order.job, "generation": order.generation}
     try:
-        listing = remote_at(order.root).listing() if is_url(order.root) else scan(order.root)
+        listing = _listing(order.root)
     except OSError as error:
         return wire.Looked.model_validate({**about, "error": f"cannot list it: {error.strerror}"})
     parts = [
@@ -42,6 +55,10 @@ def look(number: int, order: wire.Look) -> wire.Looked:
             **about,
             "parts": parts,
             "markers": markers,
+            "skipped": [
+                wire.FileSkipped(path=skipped.path, reason=skipped.reason)
+                for skipped in listing.skipped[:_SKIPPED_TOLD]
+            ],
             "newest_generation": listing.newest_generation,
         }
     )
@@ -54,24 +71,69 @@ def _begun(resumed: ResumedFrom | None) -> dict[str, int | None]:
     }
 
 
-def delete(order: wire.Delete) -> None:
-    """Take each folder out of sight at once, then to pieces; one that is gone already is no error.
+def _listing(root: str) -> Listing:
+    return remote_at(root).listing() if is_url(root) else scan(root)
 
-    Raises OSError; ValueError for a name that is no checkpoint's.
+
+def delete(order: wire.Delete) -> None:
+    """Delete the folders, and what older generations have left half-written.
+
+    A folder that is gone already is no error. Raises OSError; ValueError with the reason when the
+    order is not to be carried out.
     """
-    for name in order.folders:
-        if FolderName.parse(name) is None:
-            raise ValueError(f"{name!r} is not the name of a checkpoint")
+    _refuse(order, _listing(order.root))
     if is_url(order.root):
         remote_at(order.root).delete(order.folders)
+        remote_at(order.root).tidy(order.generation)
         return
     root = Path(order.root)
     for name in order.folders:
-        aside = root / f".deleted-{name}"
-        with contextlib.suppress(FileNotFoundError):
-            (root / name).rename(aside)
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(aside)
+        _delete(root, name)
+    _tidy(root, order.generation)
+
+
+def _refuse(order: wire.Delete, listing: Listing) -> None:
+    steps = []
+    for name in order.folders:
+        if (folder := FolderName.parse(name)) is None:
+            raise ValueError(f"{name!r} is not the name of a checkpoint")
+        steps.append(folder.step)
+    if listing.newest_generation > order.generation:
+        raise ValueError(f"void: generation {listing.newest_generation} has begun")
+    found = to_resume(listing)
+    if found is None or found.step <= max(steps, default=-1) or found.folder in order.folders:
+        seen = f"the newest complete one here is {found.folder}" if found else "none is complete"
+        raise ValueError(
+            f"{', '.join(order.folders)}: no newer complete checkpoint is in {order.root} as this "
+            f"node sees it, {seen}; is it mounted?"
+        )
+
+
+def _delete(root: Path, name: str) -> None:
+    """Out of sight at once, then to pieces."""
+    aside = root / f"{_ASIDE}{name}"
+    with contextlib.suppress(FileNotFoundError):
+        (root / name).rename(aside)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(aside)
+
+
+def _tidy(root: Path, generation: int) -> None:
+    """Remove what interrupted saves of generations before ``generation``, and interrupted
+    deletions, have left: nobody will finish it.
+    """
+    for name in os.listdir(root):
+        folder = FolderName.parse(name)
+        if name.startswith(_ASIDE):
+            shutil.rmtree(root / name, ignore_errors=True)
+        elif folder and folder.generation < generation:
+            files = os.listdir(root / name)
+            if not any(map(is_part, files)):
+                _delete(root, name)
+                continue
+            for file in files:
+                if file.startswith(".") and file.endswith(".tmp"):
+                    (root / name / file).unlink(missing_ok=True)
 
 
 def mark_done(order: wire.MarkDone) -> None:

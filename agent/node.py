@@ -18,7 +18,7 @@ from agent.client import ControllerError
 from agent.decide import Answer, CarryOut, Kill, Runner, Standing, decide, is_for
 from agent.launcher import Exit, LaunchError, Trainer, Zygote
 from agent.logs import tail
-from agent.remote import StoreError, in_thread, is_url
+from agent.patience import in_thread
 from agent.staging import Staging, Uploads
 from agent.sweep import Sessions
 from trainer.contract import progress
@@ -36,6 +36,7 @@ from trainer.contract.progress import (
     StepCommitted,
     Stopped,
 )
+from trainer.contract.remote import StoreError, is_url
 from trainer.contract.spec import RunSpec
 
 _LOGS_KEPT = 64

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import structlog
 
-from agent.remote import Remote, StoreError, in_thread, is_url, remote_at
+from agent.patience import in_thread
 from trainer.contract.checkpoints import (
     FolderName,
     LayerFile,
@@ -36,6 +36,7 @@ from trainer.contract.checkpoints import (
     write_marker,
 )
 from trainer.contract.progress import Line, PartWritten, SaveFailed
+from trainer.contract.remote import Remote, StoreError, is_url, remote_at
 from trainer.contract.spec import ResumedFrom, RunSpec
 from trainer.contract.topology import Seat
 
@@ -187,6 +188,15 @@ class JobStaging:
         # A salvaged part may have grown meanwhile: what is published is what was uploaded.
         publish = partial(self.remote.write, f"{folder}/{part_file(spec.rank)}", part)
         await in_thread(publish, _PATIENCE_SECONDS)
+        if not spec.rank:
+            await self._put_curves(f"curves/g{spec.generation}")
+
+    async def _put_curves(self, folder: str) -> None:
+        """Bring what rank 0 wrote so far for people to read, as far as that can be done."""
+        with contextlib.suppress(StoreError, OSError):
+            for file in (self.root / folder).iterdir():
+                put = partial(self.remote.put, file, f"{folder}/{file.name}")
+                await in_thread(put, _patience(file.stat().st_size))
 
     async def _put(self, folder: str, file: LayerFile) -> None:
         if (once := (folder, file.name, file.num_bytes)) in self._uploaded:

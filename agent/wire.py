@@ -203,7 +203,11 @@ class Look(Frozen):
 
 
 class Delete(Frozen):
-    """Delete these folders (names below ``root``); one that is gone already is no error."""
+    """Delete these folders (names below ``root``); one that is gone already is no error.
+
+    Refused unless the node itself sees a complete checkpoint that is newer than all of them, and no
+    newer generation than this order's.
+    """
 
     kind: Literal["delete"] = "delete"
     job: str
@@ -298,6 +302,13 @@ class MarkerFound(Frozen):
     resumed_from_generation: int | None = None
 
 
+class FileSkipped(Frozen):
+    """A file that is of no use, by its path below the folder."""
+
+    path: str
+    reason: str
+
+
 class Looked(Frozen):
     """What order ``number`` (a Look) found.
 
@@ -310,6 +321,8 @@ class Looked(Frozen):
     generation: int
     parts: tuple[PartFound, ...] = ()
     markers: tuple[MarkerFound, ...] = ()
+    skipped: tuple[FileSkipped, ...] = ()
+    """Some of what is damaged, or missing of a part that is there."""
     newest_generation: int = 0
     """The highest number that any marker or folder carries, damaged ones too; 0: none."""
     error: str | None = None

@@ -10,6 +10,7 @@ hash it was written with.
       UnreachableError    a file is missing or cannot be read: may pass
       SaveError           a part or marker could not be written (a full disk, say); nothing of
                           it is left
+    StaleError            a newer generation has begun
 """
 
 import os
@@ -48,10 +49,11 @@ __all__ = [
     "DamagedError",
     "LayerState",
     "SaveError",
+    "StaleError",
     "UnreachableError",
-    "newer_marker",
     "read_header",
     "read_layers",
+    "refuse_stale",
     "write_marker",
     "write_part",
 ]
@@ -80,6 +82,10 @@ class SaveError(CheckpointError):
     """A part or a marker could not be written."""
 
 
+class StaleError(Exception):
+    """A newer generation has begun: what this one writes is void."""
+
+
 def write_marker(root: str | Path, generation: int, resumed_from: ResumedFrom | None) -> None:
     """Say in ``root`` that ``generation`` begins; durable on return. Raises SaveError."""
     try:
@@ -95,12 +101,13 @@ def write_part(
     """Write this rank's ``layers`` into ``folder`` below ``root``; durable on return.
 
     A part never changes; only a salvaged one grows when its rank is asked for more layers, and is
-    replaced whole then. Raises SaveError (then nothing is left of what is new), and ProgramError
-    for state of a kind that no file can hold.
+    replaced whole then. Raises SaveError or StaleError (then nothing is left of what is new), and
+    ProgramError for state of a kind that no file can hold.
     """
     if folder != header.folder:
         raise ValueError(f"the header is for {header.folder}, not {folder}")
     began = time.monotonic()
+    refuse_stale(root, header.generation)
     path = Path(root) / folder
     part = path / part_file(header.rank)
     before = _written_before(part, header)
@@ -117,6 +124,7 @@ def write_part(
         for file in mine:
             temporary_name(file).rename(file)
         sync_folder(path)
+        refuse_stale(root, header.generation)  # it may have been stopped on its way here
         write_json(part, whole := Part(**dict(header), files=(*before, *written)))
     except BaseException as error:
         _tidy_up(mine if before else [part, *mine])
@@ -131,6 +139,12 @@ def write_part(
         num_bytes=whole.num_bytes,
         seconds=time.monotonic() - began,
     )
+
+
+def refuse_stale(root: str | Path, generation: int) -> None:
+    """Raise StaleError when a generation after ``generation`` has its marker in ``root``."""
+    if newer := newer_marker(root, generation):
+        raise StaleError(f"generation {newer} has begun")
 
 
 def _written_before(part: Path, header: PartHeader) -> tuple[LayerFile, ...]:

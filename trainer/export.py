@@ -1,6 +1,9 @@
 """Carrying a checkpoint out to where nothing of ours is needed: a folder in, plain files out.
 
-    python -I -m trainer.export DIR --to torch|hf [--out PATH] [--names FILE] [--json]
+    python -I -m trainer.export DIR --to torch|hf [--step N] [--out PATH] [--names FILE] [--json]
+
+DIR is a checkpoint, a job's folder (its newest one, or that of ``--step``) or a folder of one job;
+a path or a URL. What is in a store is brought to the folder for temporary files first.
 
 ``torch`` gives one file with the state dict of the whole model; ``torch.load(weights_only=True)``
 reads it. ``hf`` gives a folder of safetensors and their index, as Hugging Face reads them: a shard
@@ -27,8 +30,10 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from trainer.checkpoint import CheckpointError, LayerState, read_layers
-from trainer.contract.checkpoints import Checkpoint, FolderName, checkpoints, scan, to_resume
+from trainer.contract.checkpoints import Checkpoint, checkpoints, complete, to_resume
 from trainer.contract.durable import sync_folder, temporary_name, write_whole
+from trainer.contract.places import Place, place_at
+from trainer.contract.remote import StoreError
 
 DONE, FAILED, NOT_FOUND = 0, 1, 3
 SHARD_BYTES = 4 * 2**30
@@ -46,7 +51,7 @@ class ExportError(Exception):
 
 @dataclass(frozen=True)
 class Source:
-    """One complete checkpoint."""
+    """One complete checkpoint, in a folder of this machine."""
 
     path: Path
     checkpoint: Checkpoint
@@ -71,15 +76,16 @@ class Exported:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Carry out one export; the exit code: 0, 1 when it failed, 3 when there is no checkpoint."""
     parser = argparse.ArgumentParser(prog="varuna checkpoint export")
-    parser.add_argument("dir", type=Path)
+    parser.add_argument("dir")
+    parser.add_argument("--step", type=int)
     parser.add_argument("--to", choices=sorted(_WRITERS), required=True)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--names", type=Path)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     try:
-        done = export(given.dir, given.to, given.out, given.names)
-    except (ExportError, CheckpointError) as error:
+        done = export(given.dir, given.to, given.out, given.names, given.step)
+    except (ExportError, CheckpointError, StoreError) as error:
         print(f"Nothing was exported: {error}.", file=sys.stderr)
         return error.code if isinstance(error, ExportError) else FAILED
     except (OSError, RuntimeError, SafetensorError) as error:  # a full disk is any of them
@@ -95,48 +101,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return DONE
 
 
-def export(folder: Path, to: str, out: Path | None = None, names: Path | None = None) -> Exported:
-    """Write the checkpoint at ``folder``, or a job's newest one in it, in the format ``to``.
+def export(
+    where: str, to: str, out: Path | None = None, names: Path | None = None, step: int | None = None
+) -> Exported:
+    """Write the checkpoint at ``where``, or of a job the newest one or that of ``step``, in the
+    format ``to``.
 
-    Raises ExportError, CheckpointError, and what torch, safetensors and the disk raise; then
-    nothing of it is left.
+    Raises ExportError, CheckpointError, StoreError, and what torch, safetensors and the disk raise;
+    then nothing of it is left.
     """
-    source = _source(folder)
+    place, found = _chosen(where, step)
     renamed = _renaming(_read_names(names) if names else {})
-    out = out or Path(f"{source.path.parent.name}-{source.path.name}{_SUFFIX[to]}")
+    out = out or Path(f"{place.name.rsplit('/', 1)[-1]}-{found.folder}{_SUFFIX[to]}")
     if out.exists():
         raise ExportError(f"{out} is there already")
-    tensors, num_bytes = _WRITERS[to](source, out, renamed)
-    return Exported(str(source.path), source.checkpoint.step, str(out), tensors, num_bytes)
+    with place.brought(found) as path:
+        tensors, num_bytes = _WRITERS[to](Source(path, found), out, renamed)
+    return Exported(f"{place.name}/{found.folder}", found.step, str(out), tensors, num_bytes)
 
 
 # --- Which checkpoint -------------------------------------------------------------------------
 
 
-def _source(path: Path) -> Source:
-    path = path.resolve()
-    if FolderName.parse(path.name):
-        found = next((c for c in checkpoints(scan(path.parent)) if c.folder == path.name), None)
+def _chosen(where: str, step: int | None) -> tuple[Place, Checkpoint]:
+    """A complete checkpoint and the job's folder that it is in."""
+    place, folder = place_at(where)
+    if folder:
+        found = next((c for c in checkpoints(place.listing()) if c.folder == folder), None)
         if found is None:
-            raise ExportError(f"{path} holds no part of a checkpoint", NOT_FOUND)
+            raise ExportError(f"{where} holds no part of a checkpoint", NOT_FOUND)
         if not found.complete:
             missing = f"{len(found.missing)} of {found.layer_count}"
-            raise ExportError(f"{path} is incomplete, {missing} layers are missing")
-        return Source(path, found)
-    jobs = [root for root in (path, *_folders(path)) if scan(root).newest_generation]
+            raise ExportError(f"{where} is incomplete, {missing} layers are missing")
+        return place, found
+    jobs = [(root, root.listing()) for root in (place, *place.below())]
+    jobs = [(root, listing) for root, listing in jobs if listing.newest_generation]
     if len(jobs) > 1:
-        raise ExportError(f"{path} holds {len(jobs)} jobs: name one of them")
-    newest = to_resume(scan(jobs[0])) if jobs else None
-    if newest is None:
-        raise ExportError(f"there is no complete checkpoint in {path}", NOT_FOUND)
-    return Source(jobs[0] / newest.folder, newest)
-
-
-def _folders(path: Path) -> list[Path]:
-    try:
-        return sorted(child for child in path.iterdir() if child.is_dir())
-    except FileNotFoundError:
-        return []
+        raise ExportError(f"{where} holds {len(jobs)} jobs: name one of them")
+    for root, listing in jobs:
+        if newest := to_resume(listing, step):
+            return root, newest
+        if there := sorted({c.step for c in complete(listing)}):
+            known = ", ".join(f"{one:,}" for one in there)
+            raise ExportError(f"{where} has no complete checkpoint of step {step}, but of {known}")
+    raise ExportError(f"there is no complete checkpoint in {where}", NOT_FOUND)
 
 
 # --- Under which names ------------------------------------------------------------------------

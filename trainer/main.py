@@ -10,7 +10,13 @@ import socket
 import traceback
 
 from trainer import first_weights
-from trainer.checkpoint import CheckpointError, DamagedError, newer_marker, write_marker
+from trainer.checkpoint import (
+    CheckpointError,
+    DamagedError,
+    StaleError,
+    refuse_stale,
+    write_marker,
+)
 from trainer.contract.progress import ExitCode, Failed, Phase
 from trainer.contract.spec import RunSpec
 from trainer.contract.topology import Seat, check_cuts, stages_of
@@ -23,7 +29,7 @@ from trainer.loop import Loop
 from trainer.pipeline import Pipeline, Share
 from trainer.program import ProgramError, load
 from trainer.replicas import Replicas
-from trainer.saves import Saves, StaleError
+from trainer.saves import Saves
 from trainer.stages import Model, Stage
 
 
@@ -54,8 +60,7 @@ def _attempt(spec: RunSpec, control: Control) -> ExitCode:
 def _train(spec: RunSpec, control: Control) -> ExitCode:
     if spec.resumed_from is None or spec.load_from is None:
         raise ValueError("a training spec names the checkpoint that it goes on from")
-    if newer := newer_marker(spec.saving.root, spec.generation):
-        raise StaleError(f"generation {newer} has begun")
+    refuse_stale(spec.saving.root, spec.generation)
     _refuse_unsupported(spec)
     share, step = Share.of(spec), spec.resumed_from.step
     seat = Seat.of(spec.rank, spec.shape)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 
-from trainer.checkpoint import SaveError, newer_marker, write_part
+from trainer.checkpoint import SaveError, write_part
 from trainer.contract.checkpoints import Committed, DataPosition, PartHeader
 from trainer.contract.progress import Line, SaveFailed
 from trainer.contract.spec import RunSpec
@@ -22,10 +22,6 @@ from trainer.stages import Stage
 
 _LOOK_SECONDS = 0.05
 SALVAGE = "salvage"
-
-
-class StaleError(Exception):
-    """A newer generation has begun: what this one writes is void."""
 
 
 class Saves:
@@ -152,8 +148,6 @@ class Saves:
         """Write a part and say so, or why not. Without ``stall`` all of it is one."""
         root, folder = self._spec.saving.root, header.folder
         try:
-            if newer := newer_marker(root, header.generation):
-                raise StaleError(f"generation {newer} has begun")
             written = write_part(root, folder, header, states)
         except (SaveError, OSError) as error:
             self._say(SaveFailed(folder=folder, step=header.step, message=str(error)))

@@ -2,8 +2,8 @@
 
     python -I -m trainer.tools checkpoint list|verify DIR [--json]
 
-DIR is one job's folder, a folder of such folders, or one checkpoint. The exit code is 0 when all is
-well, 1 when something is damaged, 3 when there is no checkpoint to look at.
+DIR is one job's folder, a folder of such folders, or one checkpoint; a path or a URL. The exit code
+is 0 when all is well, 1 when something is damaged, 3 when there is no checkpoint to look at.
 """
 
 import argparse
@@ -11,21 +11,19 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from trainer.contract.checkpoints import (
     Checkpoint,
-    FolderName,
     Listing,
     Unusable,
-    check_content,
     checkpoints,
     links_of,
-    scan,
     to_resume,
 )
 from trainer.contract.lineage import counts, lineage
+from trainer.contract.places import Place, place_at
+from trainer.contract.remote import StoreError
 
 DONE, DAMAGED, NOT_FOUND = 0, 1, 3
 
@@ -45,13 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("verify", "read every file and compare its hash"),
     ):
         command = verbs.add_parser(verb, help=help_)
-        command.add_argument("dir", type=Path)
+        command.add_argument("dir")
         command.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     try:
         answer = (_list if given.verb == "list" else _verify)(given.dir)
     except OSError as error:
         print(f"{given.dir} cannot be read: {error.strerror}", file=sys.stderr)
+        return NOT_FOUND
+    except StoreError as error:
+        print(error, file=sys.stderr)
         return NOT_FOUND
     if given.json:
         print(json.dumps(answer))
@@ -64,24 +65,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _jobs(
-    path: Path, *, check_sizes: bool = True
-) -> Iterator[tuple[Listing, tuple[Checkpoint, ...]]]:
-    """Per job in ``path`` its listing and the checkpoints that are asked for."""
-    if FolderName.parse(path.resolve().name):
-        listing = scan(path.resolve().parent, check_sizes=check_sizes)
-        only = tuple(c for c in checkpoints(listing) if c.folder == path.resolve().name)
-        skipped = tuple(s for s in listing.skipped if s.path.startswith(f"{path.resolve().name}/"))
-        yield replace(listing, skipped=skipped), only
+    where: str, *, check_sizes: bool = True
+) -> Iterator[tuple[Place, Listing, tuple[Checkpoint, ...]]]:
+    """Per job at ``where`` its folder, what is in it and the checkpoints that are asked for."""
+    place, folder = place_at(where)
+    if folder:
+        listing = place.listing(check_sizes=check_sizes)
+        only = tuple(c for c in checkpoints(listing) if c.folder == folder)
+        skipped = tuple(s for s in listing.skipped if s.path.startswith(f"{folder}/"))
+        yield place, replace(listing, skipped=skipped), only
         return
-    for root in (path, *sorted(child for child in path.iterdir() if child.is_dir())):
-        listing = scan(root, check_sizes=check_sizes)
+    for root in (place, *place.below()):
+        listing = root.listing(check_sizes=check_sizes)
         if listing.newest_generation:
-            yield listing, checkpoints(listing)
+            yield root, listing, checkpoints(listing)
 
 
-def _list(path: Path) -> Answer:
+def _list(where: str) -> Answer:
     jobs = []
-    for listing, found in _jobs(path):
+    for _, listing, found in _jobs(where):
         chain, newest = lineage(links_of(listing)), to_resume(listing)
         jobs.append(
             {
@@ -131,20 +133,21 @@ def _state(row: Answer, resume: str | None) -> str:
     return "complete, newest to resume" if row["folder"] == resume else "complete"
 
 
-def _verify(path: Path) -> Answer:
+def _verify(where: str) -> Answer:
     damaged, num_files, num_bytes, jobs = [], 0, 0, []
-    for listing, found in _jobs(path, check_sizes=False):
-        root = Path(listing.root)
-        jobs.append({"root": listing.root, "checkpoints": [c.folder for c in found]})
-        damaged += [{"file": str(root / s.path), "reason": s.reason} for s in listing.skipped]
+    for place, listing, found in _jobs(where, check_sizes=False):
+        root = listing.root
+        jobs.append({"root": root, "checkpoints": [c.folder for c in found]})
+        damaged += [{"file": f"{root}/{s.path}", "reason": s.reason} for s in listing.skipped]
         for checkpoint in found:
             for file in (file for part in checkpoint.parts for file in part.files):
                 num_files += 1
                 num_bytes += file.num_bytes
                 try:
-                    check_content(root / checkpoint.folder, file)
+                    place.check(checkpoint.folder, file)
                 except Unusable as unusable:
-                    damaged.append({"file": str(unusable.path), "reason": unusable.skipped.reason})
+                    at = f"{root}/{checkpoint.folder}/{file.name}"
+                    damaged.append({"file": at, "reason": unusable.skipped.reason})
     return {"jobs": jobs, "files": num_files, "num_bytes": num_bytes, "damaged": damaged}
 
 

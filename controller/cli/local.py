@@ -114,24 +114,28 @@ def schedule(
 
 
 checkpoint = typer.Typer(help="Look into a checkpoint folder.", no_args_is_help=True)
+CheckpointFolder = Annotated[
+    str, typer.Argument(metavar="DIR", help="A path or a URL: of a job, of jobs, or a checkpoint.")
+]
 
 
 @checkpoint.command("list")
-def list_(folder: Annotated[Path, typer.Argument(metavar="DIR")], json_: AsJson = False) -> None:
+def list_(folder: CheckpointFolder, json_: AsJson = False) -> None:
     """List the checkpoints in DIR: which are complete, which were skipped and why."""
     _tool("list", folder, json_)
 
 
 @checkpoint.command()
-def verify(folder: Annotated[Path, typer.Argument(metavar="DIR")], json_: AsJson = False) -> None:
+def verify(folder: CheckpointFolder, json_: AsJson = False) -> None:
     """Read every file in DIR and check its size and hash."""
     _tool("verify", folder, json_)
 
 
 @checkpoint.command()
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A checkpoint, or a job's folder.")],
+    folder: CheckpointFolder,
     to: Annotated[ExportFormat, typer.Option(help="A state dict, or safetensors and their index.")],
+    step: Annotated[int | None, typer.Option(min=0, help="Of a job; else its newest.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Else a name made of the job's and step's.")
     ] = None,
@@ -141,12 +145,12 @@ def export(
     json_: AsJson = False,
 ) -> None:
     """Write a checkpoint as plain files that need nothing of Varuna."""
-    arguments = [str(folder), *flags(to=to.value, out=out, names=names)]
+    arguments = [folder, *flags(to=to.value, step=step, out=out, names=names)]
     become("trainer.export", *arguments, *(["--json"] if json_ else []))
 
 
-def _tool(verb: str, folder: Path, json_: bool) -> NoReturn:
-    become("trainer.tools", "checkpoint", verb, str(folder), *(["--json"] if json_ else []))
+def _tool(verb: str, folder: str, json_: bool) -> NoReturn:
+    become("trainer.tools", "checkpoint", verb, folder, *(["--json"] if json_ else []))
 
 
 def _what_to_try(spec: JobSpec, spec_file: Path) -> dict[str, object]:

@@ -42,6 +42,7 @@ class EventType(StrEnum):
     REPORT_REFUSED = "report_refused"
     RECOVERED = "recovered"
     CHECKPOINT_COMPLETE = "checkpoint_complete"
+    CHECKPOINT_SKIPPED = "checkpoint_skipped"
     CHECKPOINT_CONDEMNED = "checkpoint_condemned"
     CHECKPOINTS_DELETED = "checkpoints_deleted"
     SAVE_FAILED = "save_failed"

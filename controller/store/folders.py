@@ -6,8 +6,9 @@ from agent import wire
 from controller.core.events import EventType
 from controller.core.states import GenerationState
 from controller.store import events
+from controller.store.nodes import GONE
 from controller.store.rows import changed, insert_new, put
-from controller.store.tables import checkpoints, generations, orders, parts
+from controller.store.tables import checkpoints, generations, nodes, orders, parts
 from trainer.contract import progress
 from trainer.contract.checkpoints import FolderName
 from trainer.contract.spec import ResumedFrom
@@ -84,6 +85,7 @@ def take_listing(connection: sa.Connection, looked: wire.Looked, at: float) -> N
         .values(closed_at=at, error=events.printable(error) if error else None)
     )
     if error is None:
+        _take_back(connection, looked, order.created_at)
         for part in looked.parts:
             take_part(connection, looked.job, part, part.generation, part.rank, _begun(part), at)
         _forget_missing(connection, looked, order.created_at, at)
@@ -115,6 +117,27 @@ def _begun(part: wire.PartFound) -> ResumedFrom | None:
     return ResumedFrom(step=step, generation=generation, folder=str(FolderName(step, generation)))
 
 
+def _take_back(connection: sa.Connection, looked: wire.Looked, ordered_at: float) -> None:
+    """Checkpoints that were to be deleted and are still there: who was told is gone, or refused.
+
+    They count again, and will be deleted anew if they are still superseded.
+    """
+    orders_out = sa.select(orders.c.body).join(
+        nodes, (nodes.c.name == orders.c.node) & (nodes.c.incarnation == orders.c.incarnation)
+    ).where(
+        orders.c.job == looked.job, orders.c.kind == "delete", orders.c.closed_at.is_(None),
+        nodes.c.state.not_in(GONE),
+    )  # fmt: skip
+    going = {name for body in connection.execute(orders_out).scalars() for name in body["folders"]}
+    there = {part.folder for part in looked.parts} - going
+    connection.execute(
+        checkpoints.update()
+        .where(checkpoints.c.job == looked.job, checkpoints.c.folder.in_(there))
+        .where(checkpoints.c.deleted_at < ordered_at)
+        .values(deleted_at=None)
+    )
+
+
 def _forget_missing(
     connection: sa.Connection, looked: wire.Looked, ordered_at: float, at: float
 ) -> None:
@@ -127,5 +150,32 @@ def _forget_missing(
                 parts.c.job == looked.job, parts.c.folder == folder, parts.c.rank == rank
             )
         )
-    for folder in {folder for folder, _ in missing}:
+    for folder in sorted({folder for folder, _ in missing}):
+        counted = _counts(connection, looked.job, folder)
         _weigh(connection, looked.job, folder, at)
+        if counted and not _counts(connection, looked.job, folder):
+            message = f"Checkpoint {folder} is not used: {_what_is_wrong(looked, folder)}."
+            events.record(
+                connection, at, EventType.CHECKPOINT_SKIPPED, message, job=looked.job,
+                generation=looked.generation, folder=folder,
+            )  # fmt: skip
+
+
+def _counts(connection: sa.Connection, job: str, folder: str) -> bool:
+    row = connection.execute(
+        sa.select(checkpoints).where(checkpoints.c.job == job, checkpoints.c.folder == folder)
+    ).one()
+    return row.complete_at is not None and row.deleted_at is None and row.condemned_at is None
+
+
+def _what_is_wrong(looked: wire.Looked, folder: str) -> str:
+    """The files by their names."""
+    wrong = [
+        f"{file.path.removeprefix(folder + '/')} {file.reason}"
+        for file in looked.skipped
+        if file.path.startswith(f"{folder}/")
+    ]
+    if wrong:
+        return "; ".join(wrong)
+    is_there = any(part.folder == folder for part in looked.parts)
+    return "some of its parts are gone" if is_there else "it is gone from the folder"

@@ -5,12 +5,15 @@ import re
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 import psutil
 
 from controller.api.schemas import (
+    EventView,
     GenerationView,
     JobView,
     LedgerView,
@@ -64,6 +67,13 @@ class Scene:
         for process in tree:
             process.send_signal(signal.SIGSTOP)
         self.stopped += [process.pid for process in tree]
+
+    def wake(self) -> None:
+        """Let all that was frozen go on."""
+        for pid in self.stopped:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        self.stopped.clear()
 
     def nodes(self) -> list[NodeView]:
         return self.cluster.nodes()
@@ -119,6 +129,11 @@ class Scene:
 
         return until(look, f"step {step} of {self.title}", seconds)
 
+    @property
+    def root(self) -> Path:
+        """The job's checkpoint folder."""
+        return self.cluster.folder / "ckpt" / self.job_id
+
     def act(self, action: str) -> JobView:
         """Pause, resume or checkpoint."""
         path = job_path(self.job_id, f"/actions/{action}")
@@ -154,6 +169,11 @@ class Scene:
     def ledger(self) -> LedgerView:
         return self.cluster.controller.get(job_path(self.job_id, "/ledger"), LedgerView)
 
+    def said(self, words: str) -> EventView | None:
+        """The first event of the job that has ``words`` in its sentence."""
+        events = self.cluster.controller.all(job_path(self.job_id, "/events"), EventView)
+        return next((event for event in events if words in event.message), None)
+
     def losses(self) -> dict[int, float]:
         """Of each step that counts."""
         path = job_path(self.job_id, "/series")
@@ -165,11 +185,7 @@ class Scene:
 
     def clear(self) -> None:
         """Cancel what runs and remove all nodes."""
-        for pid in self.stopped:
-            try:
-                os.kill(pid, signal.SIGCONT)
-            except ProcessLookupError:
-                continue
+        self.wake()
         if self.job_id and not self.job().state.is_over:
             self.cluster.controller.post(job_path(self.job_id, "/actions/cancel"), {}, JobView)
             self.wait_for(JobState.CANCELLED, JobState.SUCCEEDED, JobState.FAILED)

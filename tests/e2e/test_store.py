@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.remote import remote_at
-from controller.api.schemas import EventView
-from controller.cli.client import job_path
 from controller.core.states import JobState
 from tests.e2e.scene import Scene, until
 from tests.fakes.stores import azurite
 from trainer.contract.checkpoints import complete
+from trainer.contract.remote import remote_at
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -61,7 +59,7 @@ def test_a_store_that_takes_nothing_is_said_and_never_stops_the_training(
     there, aside = tmp_path / "store" / job.id, tmp_path / "aside"
     there.rename(aside)
     there.write_text("in the way")
-    failed = until(lambda: said(scene, "is not in the store yet"), "the failure to be said")
+    failed = until(lambda: scene.said("is not in the store yet"), "the failure to be said")
     step = scene.job().step
     scene.wait_for_step(step + 20)
     assert scene.recoveries() == []
@@ -72,8 +70,3 @@ def test_a_store_that_takes_nothing_is_said_and_never_stops_the_training(
         lambda: [c for c in complete(remote.listing()) if c.step > step] or None,
         f"a checkpoint after that of {failed.message}",
     )
-
-
-def said(scene: Scene, words: str) -> EventView | None:
-    events = scene.cluster.controller.all(job_path(scene.job_id, "/events"), EventView)
-    return next((event for event in events if words in event.message), None)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.jobs import Job, Undisturbed
+from tests.fakes.stores import azurite
 from tests.fakes.trainers import Trainers
 from tests.fakes.zygotes import Mother
 
@@ -34,3 +35,10 @@ def undisturbed(trainers: Trainers, tmp_path_factory: pytest.TempPathFactory) ->
 def mother() -> Iterator[Mother]:
     with Mother() as mother:
         yield mother
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Azure's blob emulator, as the URL of a folder in it."""
+    with azurite(tmp_path_factory.mktemp("azurite")) as url:
+        yield url

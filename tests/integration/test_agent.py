@@ -21,6 +21,7 @@ from agent.sweep import Sessions, started_at
 from tests.fakes.controller import TOKEN, FakeController
 from tests.fakes.waiting import until
 from tests.fakes.zygotes import Mother, is_alive, run_spec
+from tests.unit.trainer.test_checkpoints import part, written
 from trainer.contract.progress import (
     ORDER,
     ExitCode,
@@ -333,9 +334,7 @@ def test_a_bundle_is_fetched_checked_and_used(
 def test_the_checkpoint_folder_is_listed_and_changed_on_order(
     mother: Mother, controller: FakeController, tmp_path: Path
 ) -> None:
-    root = tmp_path / "ckpt"
-    for name in ("step-000002.g4", "step-000001.g4"):
-        (root / name).mkdir(parents=True)
+    root = written(tmp_path / "ckpt", part(1, 4), part(2, 4))
     about: dict[str, Any] = {"job": "job_a", "generation": 5, "root": str(root)}
     with agent(mother, controller, tmp_path):
         controller.give(

@@ -334,6 +334,75 @@ def test_a_folder_that_is_not_mounted_condemns_nothing(told: Told) -> None:
     assert "is it mounted?" in job.current.found.error
 
 
+@pytest.mark.parametrize(
+    ("there", "skipped", "why"),
+    [
+        ((0,), "layer-003.r1.safetensors", "layer-003.r1.safetensors has 3 bytes instead of 7"),
+        ((0,), None, "some of its parts are gone"),
+        ((), None, "it is gone from the folder"),
+    ],
+)
+def test_a_checkpoint_that_a_look_finds_incomplete_is_named_once_with_what_is_wrong(
+    told: Told, there: tuple[int, ...], skipped: str | None, why: str
+) -> None:
+    told.plan()
+    told.launch()
+    spec = told.spec("vm-1")
+    told.report("vm-1", said(0, part(0, spec, 3)))
+    told.report("vm-2", said(1, part(1, spec, 3)))
+    told.end()
+    for number in (3, 4):
+        told.plan(number)
+        listed = looked(told, number, *there, skipped=skipped)
+        told.report("vm-1", listed)
+        told.end(number)
+    messages = [e.message for e in told.rows(tables.events) if e.type == "checkpoint_skipped"]
+    assert messages == [f"Checkpoint step-000003.g2 is not used: {why}."]
+
+
+def test_a_deletion_that_nobody_has_carried_out_is_taken_back_by_the_next_look(
+    told: Told,
+) -> None:
+    """Else the checkpoint would neither be chosen nor ever be deleted."""
+    told.plan()
+    told.launch()
+    spec = told.spec("vm-1")
+    told.report("vm-1", said(0, part(0, spec, 3)))
+    told.report("vm-2", said(1, part(1, spec, 3)))
+    told.decide(actions.DeleteCheckpoints("job_a", 2, ("step-000003.g2",), "vm-2", LIFE))
+    told.end()
+
+    def is_chosen(number: int) -> bool:
+        told.plan(number)
+        told.report("vm-1", looked(told, number, 0, 1))
+        told.end(number)
+        return not told.world().jobs[0].checkpoints[0].condemned
+
+    assert not is_chosen(3), "vm-2 may be at it"
+    (delete,) = [o for o in told.orders("vm-2") if o.body.kind == "delete"]
+    told.report("vm-2", wire.OrderDone(number=delete.number, error="no newer one is seen here"))
+    assert is_chosen(4)
+
+
+def looked(told: Told, number: int, *ranks: int, skipped: str | None = None) -> wire.Looked:
+    """The folder as vm-1 finds it: these ranks' parts of step 3, and what is skipped."""
+    order = next(o for o in told.orders("vm-1") if o.body.kind == "look")
+    folder = "step-000003.g2"
+    found = tuple(
+        wire.PartFound(
+            folder=folder, step=3, generation=2, rank=rank, layers=layers, layer_count=8,
+            num_bytes=7, resumed_from=0, resumed_from_generation=1,
+        )
+        for rank, layers in ((0, (0, 2, 4, 6)), (1, (1, 3, 5, 7))) if rank in ranks
+    )  # fmt: skip
+    wrong = wire.FileSkipped(path=f"{folder}/{skipped}", reason="has 3 bytes instead of 7")
+    return wire.Looked(
+        number=order.number, job="job_a", generation=number, parts=found,
+        markers=(wire.MarkerFound(generation=2, resumed_from=0, resumed_from_generation=1),),
+        newest_generation=2, skipped=(wrong,) if skipped else (),
+    )  # fmt: skip
+
+
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.integration.test_checkpoint import FOLDER, LAYERS, room_for, save, trained_states
+from tests.unit.trainer.test_checkpoints import after, part, written
 from trainer import export
+from trainer.contract.remote import remote_at
 
 pytestmark = pytest.mark.integration
 
@@ -157,14 +159,50 @@ def test_a_checkpoint_a_job_or_the_folder_of_one_job_can_be_named(
     assert (told["source"], told["step"], told["tensors"]) == (str(job / FOLDER), 12, 21)
 
 
+def test_any_step_of_a_job_can_be_named(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(job, part(20, 3, resumed_from=after(12, 3)))
+    assert exported(job, "torch", "--step", "12", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["source"] == str(job / FOLDER)
+    assert exported(job, "hf", "--step", "13") == 1
+    assert "no complete checkpoint of step 13, but of 12, 20" in said(capsys)
+
+
+@pytest.mark.parametrize("to", ["torch", "hf"])
+def test_what_is_in_a_store_is_exported_from_there(
+    emulated: str, job: Path, tmp_path: Path, to: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"{emulated}/{tmp_path.name}/job_a"
+    for file in (job / FOLDER).iterdir():
+        remote_at(url).put(file, f"{FOLDER}/{file.name}")
+    aside = job.rename(tmp_path / "elsewhere")
+    out = ["--to", to, "--out", str(tmp_path / "out"), "--json"]
+    assert export.main([url, *out]) == 0
+    assert json.loads(capsys.readouterr().out)["source"] == f"{url}/{FOLDER}"
+    if to == "torch":
+        assert_model(torch.load(tmp_path / "out", weights_only=True), expected())
+    else:
+        assert loaded(tmp_path / "out")[1].keys() == expected().keys() - TIED.keys()
+    (file,) = (aside / FOLDER).glob("layer-005.*")
+    remote_at(url).put(damaged(file), f"{FOLDER}/{file.name}")
+    (tmp_path / "out").rename(tmp_path / "before")
+    assert export.main([url, *out]) == 1
+    assert f"{url}/{FOLDER}/{file.name} has another content" in said(capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def damaged(file: Path) -> Path:
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    return file
+
+
 @pytest.mark.parametrize("to", ["torch", "hf"])
 def test_a_flipped_byte_is_found_before_anything_is_there(
     job: Path, to: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (file,) = (job / FOLDER).glob("layer-005.*")
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
+    damaged(file)
     assert exported(job, to) == 1
     assert f"{file} has another content than was written" in said(capsys)
     assert_nothing_is_left(job)

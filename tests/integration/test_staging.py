@@ -14,9 +14,7 @@ from typing import Any
 import pytest
 
 from agent import folder, wire
-from agent.remote import Remote, StoreError, remote_at
 from agent.staging import JobStaging, Staging, StaleError, Uploads
-from tests.fakes.stores import azurite
 from tests.fakes.waiting import until_soon
 from tests.fakes.zygotes import run_spec
 from tests.integration.test_checkpoint import (
@@ -27,6 +25,7 @@ from tests.integration.test_checkpoint import (
     save,
     trained_states,
 )
+from tests.unit.trainer import test_checkpoints as folders
 from trainer.checkpoint import read_header, read_layers, write_part
 from trainer.contract.checkpoints import (
     FolderName,
@@ -37,6 +36,7 @@ from trainer.contract.checkpoints import (
     write_json,
 )
 from trainer.contract.progress import Line, PartWritten, SaveFailed
+from trainer.contract.remote import Remote, StoreError, remote_at
 from trainer.contract.spec import RunSpec, Saving, Shape
 from trainer.contract.topology import even_cuts
 
@@ -44,12 +44,6 @@ pytestmark = pytest.mark.integration
 
 SHAPE = Shape(depth=3, replicas=2, micro_batch=4)
 """Who wrote what is staged: generation 3, step 12."""
-
-
-@pytest.fixture(scope="session")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with azurite(tmp_path_factory.mktemp("azurite")) as url:
-        yield url
 
 
 @pytest.fixture(params=["file", "abfs"])
@@ -171,11 +165,15 @@ def test_the_orders_about_a_folder_are_carried_out_in_the_store(url: str, tmp_pa
     folder.mark_done(wire.MarkDone(**about, step=12, folder=FOLDER))
     done = remote_at(url).listing().done
     assert done and done.folder == FOLDER
+    with pytest.raises(ValueError, match="no newer complete checkpoint"):
+        folder.delete(wire.Delete(**about, folders=(FOLDER,)))
+    newer = folders.part(20, 5, resumed_from=folders.after(12, 3))
+    local = folders.written(tmp_path / "newer", newer) / newer.folder
+    for file in sorted(local.iterdir()):
+        remote_at(url).put(file, f"{newer.folder}/{file.name}")
     for _ in range(2):  # one that is gone already is no error
         folder.delete(wire.Delete(**about, folders=(FOLDER,)))
-        assert remote_at(url).listing().parts == ()
-    with pytest.raises(ValueError, match="not the name of a checkpoint"):
-        folder.delete(wire.Delete(**about, folders=("../other",)))
+        assert [one.folder for one in remote_at(url).listing().parts] == [newer.folder]
 
 
 def test_what_is_wrong_in_the_store_is_skipped_with_a_reason(local: str, tmp_path: Path) -> None:

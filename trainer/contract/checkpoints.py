@@ -74,6 +74,11 @@ def part_file(rank: int) -> str:
 
 
 def marker_file(generation: int) -> str:
+def is_part(name: str) -> bool:
+    """Whether a file of this name is a part."""
+    return _PART.fullmatch(name) is not None
+
+
     """The name of ``generation``'s marker."""
     return f"gen-{generation}.json"
 

@@ -109,6 +109,26 @@ def test_a_folder_without_checkpoints_is_not_found(
     assert "There is no checkpoint in" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("verb", ["list", "verify"])
+@pytest.mark.parametrize("below", ["", "/step-000015.g3", "/.."])
+def test_a_url_gives_the_same_answer(
+    job: Path, verb: str, below: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (job / "step-000010.g2" / "layer-000.r0.safetensors").write_bytes(b"weightx")
+    (job / "step-000010.g2" / "layer-001.r0.safetensors").write_bytes(b"weight")
+    (job / "step-000015.g3" / "layer-001.r0.safetensors").unlink()
+    where = f"{job.parent if below == '/..' else f'{job}{below}'}"
+    code, here = asked(capsys, verb, where)
+    there_code, there = asked(capsys, verb, f"file://{where}")
+    assert there_code == code
+    assert json.dumps(there).replace("file://", "") == json.dumps(here)
+
+
+def test_a_store_that_cannot_be_had_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tools.main(["checkpoint", "list", "nosuch://x/job_a"]) == 3
+    assert "nosuch://x/job_a cannot be listed" in capsys.readouterr().err
+
+
 def test_it_starts_without_torch(job: Path) -> None:
     command = [sys.executable, "-I", "-X", "importtime", "-m", "trainer.tools"]
     ran = subprocess.run(

@@ -2,19 +2,17 @@
 
 The names and the small files are those of a local folder (:mod:`trainer.contract.checkpoints`); the
 store has no rename and no fsync: an object is there whole or not, and a part goes last. Everything
-here blocks; :func:`in_thread` runs it beside the loop with a bound, because a store may stall for
-ever. Credentials are fsspec's affair (``FSSPEC_ABFS='{"account_name": …}'`` and the like).
+here blocks, and a store may stall for ever: that is the caller's to bound. Credentials are fsspec's
+affair (``FSSPEC_ABFS='{"account_name": …}'`` and the like).
 """
 
-import asyncio
 import contextlib
 import tempfile
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from trainer.contract.checkpoints import (
     DONE_FILE,
@@ -25,6 +23,7 @@ from trainer.contract.checkpoints import (
     Part,
     Sealed,
     Skipped,
+    is_part,
     marker_file,
     newer_among,
     read_folder,
@@ -32,8 +31,6 @@ from trainer.contract.checkpoints import (
     sealed,
 )
 from trainer.contract.spec import ResumedFrom
-
-_T = TypeVar("_T")
 
 
 class StoreError(Exception):
@@ -43,37 +40,6 @@ class StoreError(Exception):
 def is_url(root: str) -> bool:
     """Whether ``root`` is no path of this machine."""
     return "://" in root
-
-
-async def in_thread(work: Callable[[], _T], seconds: float) -> _T:
-    """What ``work`` gives, in a thread of its own that nobody waits for when the time is up.
-
-    Raises StoreError then, and whatever ``work`` raises.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[_T] = loop.create_future()
-
-    def settle(settling: Callable[[], None]) -> None:
-        if not done.done():
-            settling()
-
-    def run() -> None:
-        try:
-            given = work()
-        except Exception as error:  # it is raised where it is awaited
-            failure = error
-            settling = lambda: done.set_exception(failure)  # noqa: E731
-        else:
-            settling = lambda: done.set_result(given)  # noqa: E731
-        with contextlib.suppress(RuntimeError):  # the loop is over
-            loop.call_soon_threadsafe(settle, settling)
-
-    threading.Thread(target=run, name="store", daemon=True).start()
-    try:
-        async with asyncio.timeout(seconds):
-            return await done
-    except TimeoutError:
-        raise StoreError(f"the store has not answered within {seconds:.0f} s") from None
 
 
 @lru_cache(maxsize=64)
@@ -90,8 +56,8 @@ class Remote:
 
     # ---- reading
 
-    def listing(self) -> Listing:
-        """As :func:`trainer.contract.checkpoints.scan` of a local folder; sizes are checked."""
+    def listing(self, *, check_sizes: bool = True) -> Listing:
+        """As :func:`trainer.contract.checkpoints.scan` of a local folder."""
         with self._trouble("listed"):
             sizes = {name: size for name, size in self._sizes().items() if _is_checkpoints(name)}
             with tempfile.TemporaryDirectory(prefix="varuna-look-") as place:
@@ -100,7 +66,7 @@ class Remote:
         parts: list[Part] = []
         skipped = list(found.skipped)
         for part in found.parts:
-            wrong = _first_wrong(part, sizes)
+            wrong = _first_wrong(part, sizes) if check_sizes else None
             if wrong:
                 skipped.append(wrong)
             else:
@@ -118,6 +84,23 @@ class Remote:
         """Bring the file ``name`` to ``path``."""
         with self._trouble("fetched"):
             self._fs.get_file(self._at(name), str(path))
+
+    def has(self, name: str) -> bool:
+        """Whether the file ``name`` is there."""
+        with self._trouble("read"):
+            self._fs.invalidate_cache()
+            return bool(self._fs.exists(self._at(name)))
+
+    def folders(self) -> tuple[str, ...]:
+        """The names of the folders in it."""
+        with self._trouble("listed"):
+            self._fs.invalidate_cache()
+            try:
+                found = self._fs.ls(self._base, detail=True)
+            except (FileNotFoundError, NotADirectoryError):
+                return ()
+            paths = [one["name"].rstrip("/") for one in found if one["type"] == "directory"]
+            return tuple(sorted(path.rsplit("/", 1)[-1] for path in paths if path != self._base))
 
     def newer_marker(self, generation: int) -> int | None:
         """The highest generation above ``generation`` that has a marker."""
@@ -163,6 +146,21 @@ class Remote:
                         self._fs.rm_file(self._at(f"{folder}/{name}"))
                 with contextlib.suppress(FileNotFoundError):
                     self._fs.rm(self._at(folder), recursive=True)  # what a store keeps of a folder
+
+    def tidy(self, generation: int) -> None:
+        """Delete what generations before ``generation`` have put into folders without any part."""
+        with self._trouble("deleted"):
+            files: dict[str, list[str]] = {}
+            for path in self._sizes():
+                folder, _, name = path.rpartition("/")
+                files.setdefault(folder, []).append(name)
+        halves = [
+            folder
+            for folder, names in files.items()
+            if (parsed := FolderName.parse(folder)) and parsed.generation < generation
+            if not any(map(is_part, names))
+        ]
+        self.delete(halves)
 
     # ---- the store itself
 
