@@ -73,12 +73,12 @@ def part_file(rank: int) -> str:
     return f"part-{rank}.json"
 
 
-def marker_file(generation: int) -> str:
 def is_part(name: str) -> bool:
     """Whether a file of this name is a part."""
     return _PART.fullmatch(name) is not None
 
 
+def marker_file(generation: int) -> str:
     """The name of ``generation``'s marker."""
     return f"gen-{generation}.json"
 
