@@ -1,4 +1,4 @@
-"""Blocking work beside the loop, with a bound: a store may stall for ever, and an agent must not."""
+"""Blocking work beside the loop, with a bound: a store may stall for ever, an agent must not."""
 
 import asyncio
 import contextlib
