@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer import generators
+from trainer.contract import builtins
 from trainer.contract.spec import Program
 
 BUILTINS = Path(__file__).parent / "models"
@@ -97,9 +98,8 @@ def load(program: Program) -> "LoadedProgram":
 
 
 def _builtin(name: str) -> Path:
-    known = sorted(p.stem for p in BUILTINS.glob("*.py") if p.stem != "__init__")
-    if name not in known:
-        raise ProgramError(f"there is no builtin {name!r}; there are: {', '.join(known)}")
+    if name not in builtins.NAMES:
+        raise ProgramError(f"there is no builtin {name!r}; there are: {', '.join(builtins.NAMES)}")
     return BUILTINS / f"{name}.py"
 
 

@@ -32,9 +32,8 @@ class Job:
         args = more.pop("args", {})
         self.root, self.args, self.layers = root, args, layers
         self.trainers = trainers
-        self.program = Program(
-            source=str(PROGRAMS / f"{name}.py"), workdir=str(PROGRAMS), args=args
-        )
+        path = name if ":" in name else str(PROGRAMS / f"{name}.py")
+        self.program = Program(source=path, workdir=str(PROGRAMS), args=args)
         self.training = Training.model_validate({"batch_size": 24, "steps": 20, "seed": 3} | more)
         assert trainers.first_weights(root, self.program, self.training).codes == [0]
 

@@ -6,9 +6,14 @@ from typing import Any
 GPT_LAYERS = 6
 """``builtin:gpt`` without ``args.layers``."""
 
+BERT_LAYERS = 6
+"""``builtin:bert`` without ``args.layers``."""
+
 _LAYERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "bert": lambda args: args.get("layers", BERT_LAYERS),
     "gpt": lambda args: args.get("layers", GPT_LAYERS),
 }
+NAMES = tuple(sorted(_LAYERS))
 _AROUND = 2
 """An embedding before the blocks, a head after them."""
 
@@ -16,7 +21,7 @@ _AROUND = 2
 def layer_count(name: str, args: Mapping[str, Any]) -> int:
     """How many layers the builtin ``name`` has with ``args``; ValueError says what is wrong."""
     if name not in _LAYERS:
-        raise ValueError(f"there is no builtin:{name}; there are: {', '.join(sorted(_LAYERS))}")
+        raise ValueError(f"there is no builtin:{name}; there are: {', '.join(NAMES)}")
     blocks = _LAYERS[name](args)
     if isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1:
         raise ValueError(f"`args.layers` must be a whole number of at least 1, not {blocks!r}")

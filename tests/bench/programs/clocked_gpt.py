@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer.models import gpt
+from trainer.models import gpt, text
 from trainer.models.gpt import inputs, loss
 
 __all__ = ["dataset", "inputs", "layers", "loss", "lr_scale", "optimizer"]
@@ -26,7 +26,7 @@ def layers(args: dict[str, Any]) -> list[nn.Module]:
     return gpt.layers(_model(args))
 
 
-def dataset(args: dict[str, Any]) -> gpt.Windows:
+def dataset(args: dict[str, Any]) -> text.Windows:
     """The text of `builtin:gpt`."""
     return gpt.dataset(_model(args))
 
