@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from controller.cli import chaos, demo, jobs, local, output, watch
+from controller.cli import chaos, demo, jobs, local, output, plans, watch
 from controller.cli.client import FAILURE, CliError
 from controller.cli.options import Connection
 from controller.cloud.port import CloudError
@@ -51,7 +51,7 @@ def _global_options(
 for _verb in (local.serve, demo.demo, jobs.submit, jobs.validate, jobs.init, jobs.jobs, jobs.status,
               watch.logs, watch.events, watch.nodes, jobs.evict, jobs.cancel, jobs.pause,
               jobs.resume, jobs.save, jobs.wait,
-              local.schedule, chaos.chaos):  # fmt: skip
+              local.schedule, plans.simulate_step, chaos.chaos):  # fmt: skip
     app.command()(_verb)
 app.command("try")(local.try_)
 app.add_typer(local.checkpoint, name="checkpoint")

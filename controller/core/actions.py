@@ -74,6 +74,8 @@ class Launch:
     seats: tuple[SeatAt, ...]
     resumed_from: ResumedFrom | None
     because: str
+    in_flight: tuple[int, ...] | None = None
+    """Per stage, the most micro-batches in flight; None: what the schedule takes."""
     plan_because: str = ""
     """The planner's sentence: what a step is thought to take, and the runner-up."""
 

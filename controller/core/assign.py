@@ -13,7 +13,8 @@ from controller.core.liveness import is_answering, is_leaving
 from controller.core.quarantine import is_set_aside
 from controller.core.states import JobState
 from controller.core.world import Job, Node, Rules, World
-from controller.planner.choose import Choice, Depths, NoPlan, choose
+from controller.planner.choose import Choice, NoPlan, choose
+from controller.planner.problem import Depths, Problem
 from controller.planner.shapes import auto_micro_batch
 from trainer.contract.spec import Shape
 
@@ -122,19 +123,22 @@ def choice_for(job: Job, nodes: Sequence[Node]) -> Choice | NoPlan | None:
     """The planner's answer for ``nodes``; None while nobody has measured the program."""
     if job.costs is None:
         return None
+    return choose(problem_of(job, nodes), sum(devices_of(job, node) for node in nodes))
+
+
+def problem_of(job: Job, nodes: Sequence[Node]) -> Problem:
+    """What a plan for ``nodes`` has to solve; the job's costs are known."""
+    assert job.costs is not None
     depth = job.spec.plan.depth
-    return _choose(
-        job.costs,
-        sum(devices_of(job, node) for node in nodes),
-        job.spec.batch_size,
-        micro_batch_of(job),
+    return Problem(
+        costs=job.costs,
+        batch_size=job.spec.batch_size,
+        micro_batch=micro_batch_of(job),
         depths=Depths() if depth == "auto" else Depths(depth.min, depth.max),
+        schedule=job.spec.plan.schedule,
         device_memory_bytes=min((node.device_memory_bytes for node in nodes), default=0),
+        devices_per_node=min((devices_of(job, node) for node in nodes), default=1),
     )
-
-
-# Asked at every look while nodes are spare.
-_choose = lru_cache(maxsize=256)(choose)
 
 
 def micro_batch_of(job: Job) -> int:

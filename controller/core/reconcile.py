@@ -176,6 +176,7 @@ def _launch(
         kind="train",
         shape=choice.shape,
         cuts=choice.cuts,
+        in_flight=choice.in_flight,
         seats=seated,
         resumed_from=ResumedFrom(step=found.step, generation=found.generation, folder=found.folder),
         because=because,

@@ -1,16 +1,16 @@
 """Why a healthy generation should stop after a common step: pause, notice, room to grow. PURE."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controller.core import salvage
-from controller.core.assign import choice_for
+from controller.core.assign import choice_for, problem_of
 from controller.core.liveness import is_leaving
 from controller.core.look import Look
 from controller.core.states import GenerationState, Reason
 from controller.core.words import count, listed, times
-from controller.core.world import Generation, Job, Rules
-from controller.planner.choose import Choice
-from controller.planner.estimate import Link, step_seconds
+from controller.core.world import Generation, Job, Node, Rules
+from controller.planner.choose import Choice, planner_of
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def room_to_grow(look: Look, job: Job, generation: Generation) -> Wish | None:
     since = max([generation.launched_at, *(n.registered_at for n in spares)])
     if not spares or look.now < since + plan.settle:
         return None
-    choice, now = choice_for(job, nodes), estimated_seconds(job, generation)
+    choice, now = choice_for(job, nodes), estimated_seconds(job, generation, nodes)
     if not isinstance(choice, Choice) or choice.seconds > (1 - plan.min_gain) * now:
         return None
     gain = 1 - choice.seconds / now
@@ -68,7 +68,7 @@ def room_to_grow(look: Look, job: Job, generation: Generation) -> Wish | None:
     return Wish(Reason.SCALE_UP, f"{more} than {times(generation.shape)}")
 
 
-def estimated_seconds(job: Job, generation: Generation) -> float:
-    """A step of its shape, by the estimate that a choice is made by."""
-    assert job.costs is not None and generation.shape is not None
-    return step_seconds(job.costs, generation.shape, generation.cuts, job.spec.batch_size, Link())
+def estimated_seconds(job: Job, generation: Generation, nodes: Sequence[Node]) -> float:
+    """A step of its shape, played as a choice for ``nodes`` is."""
+    assert generation.shape is not None
+    return planner_of(problem_of(job, nodes)).seconds(generation.shape, generation.cuts)

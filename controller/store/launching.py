@@ -35,6 +35,7 @@ def run_specs(launch: Launch, spec: JobSpec, root: str, places: Sequence[Place])
             rank=rank,
             shape=launch.shape,
             cuts=launch.cuts,
+            in_flight=launch.in_flight,
             program=program_of(spec),
             training=spec.training(),
             store=store if launch.shape.world > 1 else None,

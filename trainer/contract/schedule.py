@@ -13,6 +13,7 @@ Source: Varuna (arXiv 2111.04007), section 3.2 and its public code; the cap is o
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, lru_cache
@@ -43,17 +44,36 @@ Order = tuple[Task, ...]
 
 
 @lru_cache(maxsize=64)
-def static_order(schedule: ScheduleName, stages: int, micro_batches: int) -> tuple[Order, ...]:
-    """Per stage, its tasks in the order in which they run when nothing is late."""
+def static_order(
+    schedule: ScheduleName,
+    stages: int,
+    micro_batches: int,
+    in_flight: tuple[int, ...] | None = None,
+) -> tuple[Order, ...]:
+    """Per stage, its tasks in the order in which they run when nothing is late.
+
+    ``in_flight``: at most so many at each stage, where memory is short; only ``varuna`` makes do
+    with fewer than it would have. Raises ValueError.
+    """
     if stages < 1 or micro_batches < 1:
         raise ValueError(f"no schedule for {stages} stages and {micro_batches} micro-batches")
     if schedule == "varuna":
-        return _list_schedule(stages, micro_batches)
+        return _list_schedule(stages, micro_batches, in_flight or (micro_batches,) * stages)
     if schedule == "1f1b":
         lead = (stages - s for s in range(stages))
         return tuple(_backward_when_leading(n, micro_batches, recompute=n > 1) for n in lead)
     all_forwards_first = _backward_when_leading(micro_batches, micro_batches, recompute=True)
     return (all_forwards_first,) * stages
+
+
+def usual_in_flight(schedule: ScheduleName, stages: int, micro_batches: int) -> tuple[int, ...]:
+    """Per stage, as many micro-batches as the unbounded order may have in flight."""
+    most = (micro_batches,) * stages
+    if schedule == "varuna":
+        most = tuple(max(1, 3 * (stages - 1 - stage)) for stage in range(stages))
+    elif schedule == "1f1b":
+        most = tuple(stages - stage for stage in range(stages))
+    return tuple(min(one, micro_batches) for one in most)
 
 
 def as_text(order: Order) -> str:
@@ -123,13 +143,19 @@ class StagePlan:
         stages: int,
         micro_batches: int,
         in_flight: int | None = None,
+        *,
+        caps: Sequence[int] | None = None,
+        runs_ahead: bool = True,
     ) -> "StagePlan":
         """The plan of ``stage``; ``in_flight`` None means as many as the static order needs.
 
-        Raises ValueError when ``in_flight`` is less than that.
+        ``caps``: those of all stages, which the order is made under. ``runs_ahead`` False: the
+        order as it stands. Raises ValueError when ``in_flight`` is less than the order needs.
         """
-        order = static_order(schedule, stages, micro_batches)[stage]
+        order = static_order(schedule, stages, micro_batches, tuple(caps) if caps else None)[stage]
         needed = most_in_flight(order)
+        if caps:
+            in_flight = caps[stage]
         if in_flight is not None and in_flight < needed:
             raise ValueError(f"stage {stage} needs {needed} micro-batches in flight: {in_flight}")
         return cls(
@@ -137,7 +163,7 @@ class StagePlan:
             is_first=stage == 0,
             is_last=stage == stages - 1,
             cap=in_flight or needed,
-            runs_ahead=schedule == "varuna",
+            runs_ahead=runs_ahead and schedule == "varuna",
             recomputes_early=_recomputes_early(schedule),
         )
 
@@ -230,43 +256,47 @@ def _recomputes_early(schedule: ScheduleName) -> bool:
     return schedule == "varuna"
 
 
-def _list_schedule(stages: int, micro_batches: int) -> tuple[Order, ...]:
+def _list_schedule(
+    stages: int, micro_batches: int, in_flight: tuple[int, ...]
+) -> tuple[Order, ...]:
     """Each tick each stage runs one unit: the second half of a backward, else the start of one,
-    else a recompute, else a forward; each kind in micro-batch order. What that makes ready is
-    released when the tick ends.
+    else a recompute, else a forward, if fewer than ``in_flight`` are; each kind in micro-batch
+    order, so that a count says what is ready and what has run. What a tick makes ready is released
+    when it ends.
     """
+    if len(in_flight) != stages or min(in_flight) < 1:
+        raise ValueError(f"{stages} stages cannot have {in_flight} micro-batches in flight")
     last = stages - 1
-    ready = [{kind: deque[int]() for kind in Kind} for _ in range(stages)]
-    ready[0][Kind.FORWARD].extend(range(micro_batches))
+    forwards, recomputes, backwards = (
+        [Task(kind, m) for m in range(micro_batches)] for kind in Kind
+    )
+    ready_f, ready_r, ready_b = [0] * stages, [0] * stages, [0] * stages
+    ran_f, ran_r, ran_b = [0] * stages, [0] * stages, [0] * stages
+    ready_f[0] = micro_batches
     in_second_half = [False] * stages
     orders: list[list[Task]] = [[] for _ in range(stages)]
-    backwards_to_start = stages * micro_batches
-    while backwards_to_start:
-        released: list[tuple[int, Task]] = []
+    while ran_b[0] < micro_batches:
+        released: list[tuple[list[int], int]] = []
         for stage in range(stages):
             if in_second_half[stage]:
                 in_second_half[stage] = False
-                continue
-            kind = next((k for k in _BY_URGENCY if ready[stage][k]), None)
-            if kind is None:
-                continue
-            m = ready[stage][kind].popleft()
-            orders[stage].append(Task(kind, m))
-            if kind is Kind.BACKWARD:
+            elif (m := ran_b[stage]) < ready_b[stage]:
+                orders[stage].append(backwards[m])
+                ran_b[stage] = m + 1
                 in_second_half[stage] = True
-                backwards_to_start -= 1
                 if stage > 0:  # so that the recompute ends just when the gradient arrives
-                    released.append((stage - 1, Task(Kind.RECOMPUTE, m)))
-            elif kind is Kind.RECOMPUTE or stage == last:
-                released.append((stage, Task(Kind.BACKWARD, m)))
-            else:
-                released.append((stage + 1, Task(Kind.FORWARD, m)))
-        for stage, (kind, m) in released:
-            ready[stage][kind].append(m)
+                    released.append((ready_r, stage - 1))
+            elif (m := ran_r[stage]) < ready_r[stage]:
+                orders[stage].append(recomputes[m])
+                ran_r[stage] = m + 1
+                released.append((ready_b, stage))
+            elif (m := ran_f[stage]) < ready_f[stage] and m - ran_b[stage] < in_flight[stage]:
+                orders[stage].append(forwards[m])
+                ran_f[stage] = m + 1
+                released.append((ready_b, stage) if stage == last else (ready_f, stage + 1))
+        for ready, stage in released:
+            ready[stage] += 1
     return tuple(map(tuple, orders))
-
-
-_BY_URGENCY = (Kind.BACKWARD, Kind.RECOMPUTE, Kind.FORWARD)
 
 
 def _backward_when_leading(lead: int, micro_batches: int, *, recompute: bool) -> Order:

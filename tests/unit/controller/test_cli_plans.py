@@ -1,0 +1,96 @@
+"""What simulate-step, plan and simulate print, and what they refuse in a sentence."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from controller.cli.main import main
+from tests.unit.controller.builders import costs_of
+from tests.unit.controller.planner.pipelines import DATA
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main([str(one) for one in arguments])
+    said = capsys.readouterr()
+    assert ended.value.code == 0, said.err
+    return said.out
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main([str(one) for one in arguments])
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.fixture
+def authors(tmp_path: Path) -> Path:
+    logged = json.loads((DATA / "gpt2-20b-294gpu.json").read_text())["runs"]["43"]
+    file = tmp_path / "costs.json"
+    file.write_text(
+        json.dumps(
+            {
+                "stages": logged["stages"],
+                "send_same_node_s": 0.005,
+                "send_cross_node_s": 0.04,
+                "devices_per_node": 4,
+                "allreduce_s": 8.4,
+            }
+        )
+    )
+    return file
+
+
+def test_a_step_is_played_on_given_stage_times(
+    authors: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = ("--shape", "49x6", "--micro-batches", 43, "--schedule", "varuna-static", "--json")
+    said = json.loads(answer(capsys, "simulate-step", "--costs", authors, *shape))
+    assert said.keys() == {"pipeline_s", "minibatch_s", "bubble", "in_flight_peak"}
+    assert said["pipeline_s"] == pytest.approx(15.451, rel=0.03)
+    assert said["minibatch_s"] == pytest.approx(said["pipeline_s"] + 8.4)
+    assert len(said["in_flight_peak"]) == 49
+
+
+def test_jitter_hangs_on_the_seed_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "costs.json"
+    stage = {"forward": 1, "recompute": 1, "backward": 2}
+    jitter = {"compute_cv": 0.3, "link": 1.0}
+    given = {"stages": [stage] * 3, "send_cross_node_s": 0.2, "jitter": jitter}
+    file.write_text(json.dumps(given))
+    asked = ("simulate-step", "--costs", file, "--shape", "3x1", "--micro-batches", 8, "--json")
+    said = [answer(capsys, *asked, "--seed", seed) for seed in (1, 1, 2)]
+    assert said[0] == said[1] != said[2]
+
+
+def test_a_step_is_played_on_measured_layers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "costs.json"
+    file.write_text(costs_of(8, forward=1.0, backward=2.0, output_bytes=0).model_dump_json())
+    asked = ("simulate-step", "--costs", file, "--shape", "4x1", "--micro-batches", 8)
+    said = json.loads(answer(capsys, *asked, "--json"))
+    assert said["pipeline_s"] == pytest.approx(2 * 39, rel=0.1)
+    assert "stage 3" in answer(capsys, *asked)
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "sentence"),
+    [
+        ("{", "2x1", "it is not JSON"),
+        ("{}", "2x1", 'neither "layers"'),
+        ('{"stages": [{"forward": 1}]}', "1x1", "stages.0.backward"),
+        ('{"stages": [{"forward": 1, "backward": 2}]}', "2x1", "has 1 stages, --shape 2"),
+        ('{"stages": [{"forward": 1, "backward": 2}]}', "two", "A shape is PxD"),
+        ('{"stages": [{"forward": 1, "backward": 2}], "allreduce_s": [1, 2]}', "1x1", "2 allred"),
+    ],
+)
+def test_costs_that_cannot_be_played_are_refused_in_a_sentence(
+    text: str, shape: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "costs.json"
+    file.write_text(text)
+    asked = ("simulate-step", "--costs", file, "--shape", shape, "--micro-batches", 2)
+    assert sentence in refusal(capsys, *asked)
