@@ -54,16 +54,34 @@ class Batches:
         of_step = positions_of(step, self._training.batch_size)
         positions = of_step[micro_batch.start : micro_batch.start + micro_batch.size]
         ids = tuple(sample_at(position, self._samples, seed) for position in positions)
-        with generators.restored():
-            samples = [
-                self._sample(i, position) for i, position in zip(ids, positions, strict=True)
-            ]
-        return Batch(_stack(samples, ids), ids)
+        return _batch(self._dataset, ids, seed, positions)
 
-    def _sample(self, index: int, position: int) -> dict[str, Tensor]:
-        generators.seed_all(self._training.seed, position)
-        sample = self._dataset[index]
-        return {str(key): _tensor(value, index, str(key)) for key, value in sample.items()}
+
+class HeldOut:
+    """The evaluation's samples, in their own order."""
+
+    def __init__(self, dataset: Dataset, seed: int) -> None:
+        self._dataset = dataset
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def fetch(self, micro_batch: MicroBatch) -> Batch:
+        """The samples of ``micro_batch``. Raises ProgramError."""
+        ids = range(micro_batch.start, micro_batch.start + micro_batch.size)
+        return _batch(self._dataset, ids, self._seed, ids)
+
+
+def _batch(dataset: Dataset, ids: Sequence[int], seed: int, positions: Sequence[int]) -> Batch:
+    """These samples, each drawn with the generators seeded by ``seed`` and its position."""
+    with generators.restored():
+        samples = []
+        for index, position in zip(ids, positions, strict=True):
+            generators.seed_all(seed, position)
+            sample = dataset[index]
+            samples.append({str(k): _tensor(v, index, str(k)) for k, v in sample.items()})
+    return Batch(_stack(samples, ids), tuple(ids))
 
 
 def same_data(saved: DataPosition, current: DataPosition) -> None:

@@ -30,6 +30,8 @@ def run(spec: RunSpec, report: Report) -> None:
     """Build, inspect and save the first weights. Raises ProgramError or SaveError."""
     report(PhaseBegun(phase=Phase.PROGRAM))
     program = load(spec.program)
+    if spec.training.evaluate_every:
+        program.require_eval_dataset()
     batches = Batches(program.dataset, spec.training)
     states = build(program, spec.training.seed)
     model = Model.draw(program)

@@ -15,9 +15,9 @@ of a link reaches the main loop as a PeerLostError that names the rank.
 import queue
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ from trainer.program import ProgramError
 
 Message: TypeAlias = Tensor | tuple[Tensor | None, ...]
 """What one layer hands to the next, or the gradients of it (None where there is none)."""
+Like: TypeAlias = tuple[bool, int]
+"""Messages that look alike: of held-out samples or not, and how many samples."""
 Arrival: TypeAlias = tuple[Kind, int]
 """FORWARD: the stage's input of that micro-batch is here; BACKWARD: the gradient of its output."""
 
@@ -58,7 +60,13 @@ class Links:
     def expect(self, sizes: Sequence[int]) -> None:
         """Receive the messages of one mini-batch, whose micro-batches have ``sizes`` samples."""
         for receiver in self._receivers:
-            receiver.expected.put(sizes)
+            receiver.expected.put([(m, (False, size)) for m, size in enumerate(sizes)])
+
+    def expect_held_out(self, sizes: Sequence[int], first: int) -> None:
+        """Receive inputs of an evaluation's micro-batches, the next of which is ``first``."""
+        for receiver in self._receivers:
+            if receiver.kind is Kind.FORWARD:
+                receiver.expected.put([(m, (True, size)) for m, size in enumerate(sizes, first)])
 
     def arrivals(self) -> list[Arrival]:
         """What has come since the last call."""
@@ -68,22 +76,37 @@ class Links:
         """Until there is an arrival. Raises PeerLostError."""
         self._inbox.wait()
 
+    def take_held_out(self, micro_batch: int) -> Message:
+        """Wait for an evaluation's input. Raises PeerLostError."""
+        return self._inbox.wait_for((Kind.FORWARD, micro_batch))
+
     def take(self, kind: Kind, micro_batch: int) -> Message:
         """An arrived message."""
         return self._inbox.take((kind, micro_batch))
 
-    def send(self, kind: Kind, micro_batch: int, size: int, message: Message) -> None:
+    def send(
+        self, kind: Kind, micro_batch: int, size: int, message: Message, *, held_out: bool = False
+    ) -> None:
         """Send to the next stage (FORWARD) or the one before (BACKWARD).
 
         Waits only for a send four messages back. Raises PeerLostError; ProgramError when the
         message is not like the others of its size.
         """
-        self._senders[kind].send(micro_batch, size, message)
+        self._senders[kind].send(micro_batch, (held_out, size), message)
 
     def settle(self) -> None:
         """Wait until all that was sent is out."""
         for sender in self._senders.values():
             sender.settle()
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Those in what a layer takes or gives."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = value.values()
+    return [one for one in value if isinstance(one, Tensor)] if isinstance(value, Iterable) else []
 
 
 def in_a_tuple(message: Message) -> tuple[Tensor | None, ...]:
@@ -120,6 +143,13 @@ class _Inbox:
             self._changed.wait_for(lambda: self._fresh or self._error)
             self._raise_error()
 
+    def wait_for(self, arrival: Arrival) -> Message:
+        with self._changed:
+            self._changed.wait_for(lambda: arrival in self._messages or self._error)
+            self._raise_error()
+            self._fresh.remove(arrival)
+            return self._messages.pop(arrival)
+
     def take(self, arrival: Arrival) -> Message:
         with self._changed:
             return self._messages.pop(arrival)
@@ -134,29 +164,29 @@ class _Receiver(threading.Thread):
 
     def __init__(self, kind: Kind, world: Group, source: int, inbox: _Inbox) -> None:
         super().__init__(name=f"receive-{kind}-{source}", daemon=True)
-        self.expected: queue.SimpleQueue[Sequence[int]] = queue.SimpleQueue()
-        self._kind = kind
+        self.expected: queue.SimpleQueue[Sequence[tuple[int, Like]]] = queue.SimpleQueue()
+        self.kind = kind
         self._world = world
         self._source = source
         self._inbox = inbox
-        self._layouts: dict[int, _Layout] = {}
+        self._layouts: dict[Like, _Layout] = {}
         self.start()
 
     def run(self) -> None:
         try:
             while True:
-                for micro_batch, size in enumerate(self.expected.get()):
-                    message = self._receive(micro_batch, size)
-                    self._inbox.put((self._kind, micro_batch), message)
+                for micro_batch, like in self.expected.get():
+                    message = self._receive(micro_batch, like)
+                    self._inbox.put((self.kind, micro_batch), message)
         except BaseException as error:
             self._inbox.fail(error)
 
-    def _receive(self, micro_batch: int, size: int) -> Message:
-        if size not in self._layouts:
+    def _receive(self, micro_batch: int, like: Like) -> Message:
+        if like not in self._layouts:
             header = torch.empty(_Layout.header_length(), dtype=torch.int64)
             self._world.receive(header, self._source, _HEADER_TAG)
-            self._layouts[size] = _Layout.from_header(header)
-        message = self._layouts[size].empty()
+            self._layouts[like] = _Layout.from_header(header)
+        message = self._layouts[like].empty()
         for tag, tensor in _tagged(micro_batch, message):
             self._world.receive(tensor, self._source, tag)
         return message
@@ -169,15 +199,15 @@ class _Sender:
         self._kind = kind
         self._world = world
         self._target = target
-        self._layouts: dict[int, _Layout] = {}
+        self._layouts: dict[Like, _Layout] = {}
         self._outstanding: deque[list[Sending]] = deque()
 
-    def send(self, micro_batch: int, size: int, message: Message) -> None:
+    def send(self, micro_batch: int, like: Like, message: Message) -> None:
         layout = _Layout.of(message)
-        if size not in self._layouts:
-            self._layouts[size] = layout
+        if like not in self._layouts:
+            self._layouts[like] = layout
             self._world.send(layout.to_header(), self._target, _HEADER_TAG).wait()
-        elif layout != (agreed := self._layouts[size]):
+        elif layout != (agreed := self._layouts[like]):
             what = "the output" if self._kind is Kind.FORWARD else "the gradient of the input"
             raise ProgramError(
                 f"{what} of a stage changed from {agreed} to {layout}: micro-batches of one size "

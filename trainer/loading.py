@@ -15,7 +15,7 @@ from trainer.checkpoint import (
     read_header,
     read_layers,
 )
-from trainer.contract.checkpoints import DataPosition, part_file
+from trainer.contract.checkpoints import DataPosition, PartHeader, part_file
 from trainer.contract.spec import RunSpec
 from trainer.control import HaltingError
 from trainer.data import same_data
@@ -25,8 +25,10 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 
 def load_layers(
     spec: RunSpec, mine: range, data: DataPosition, check: Callable[[], None]
-) -> dict[int, LayerState]:
-    """The state of the layers ``mine``; ``check`` raises HaltingError when waiting is of no use.
+) -> tuple[PartHeader, dict[int, LayerState]]:
+    """Where the checkpoint stands, and the state of the layers ``mine``.
+
+    ``check`` raises HaltingError when waiting is of no use.
 
     Raises DamagedError or UnreachableError, which name the file, and ProgramError when the
     checkpoint is of other data than ``data``.
@@ -49,11 +51,13 @@ def load_layers(
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _read(folder: Path, mine: range, layer_count: int, data: DataPosition) -> dict[int, LayerState]:
+def _read(
+    folder: Path, mine: range, layer_count: int, data: DataPosition
+) -> tuple[PartHeader, dict[int, LayerState]]:
     header = read_header(folder)
     if header.layer_count != layer_count:
         part = folder / part_file(header.rank)
         reason = f"is of a model with {header.layer_count} layers, not {layer_count}"
         raise DamagedError(part, reason)
     same_data(header.data, data)
-    return read_layers(folder, mine)
+    return header, read_layers(folder, mine)

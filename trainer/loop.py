@@ -6,14 +6,17 @@ a checkpoint is written while the next steps are computed, :mod:`trainer.saves` 
 
 import math
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 
 from trainer.checkpoint import SaveError
 from trainer.contract.checkpoints import Committed
 from trainer.contract.progress import (
+    Evaluated,
     ExitCode,
     Finished,
     Forward,
+    NonFinite,
     Phase,
     Save,
     StepCommitted,
@@ -21,9 +24,13 @@ from trainer.contract.progress import (
 )
 from trainer.contract.samples import positions_of
 from trainer.contract.spec import RunSpec
+from trainer.contract.topology import Seat, deal
 from trainer.control import Control
+from trainer.curves import Curves
+from trainer.data import HeldOut
 from trainer.groups import PeerLostError
 from trainer.pipeline import Pipeline
+from trainer.program import LoadedProgram
 from trainer.replicas import Replicas, Totals, Vote, Wishes
 from trainer.saves import Saves
 from trainer.stages import Stage
@@ -40,8 +47,12 @@ class Loop:
         replicas: Replicas,
         saves: Saves,
         control: Control,
+        program: LoadedProgram,
     ) -> None:
         self._spec = spec
+        self._seat = Seat.of(spec.rank, spec.shape)
+        self._program = program
+        self._curves = Curves.of(spec) if spec.rank == 0 else None
         self._stage = stage
         self._pipeline = pipeline
         self._replicas = replicas
@@ -59,11 +70,16 @@ class Loop:
         for step in range(done + 1, last + 1):
             began = time.monotonic()
             totals = self._pipeline.run(step, self._control.check)
-            vote = self._commit(step, totals)
+            vote = self._vote(step, totals)
+            if self._must_not_be_applied(vote):
+                return self._stop_before(step)
+            self._apply(step, vote)
             self._report(step, vote, time.monotonic() - began)
             if step == done + 1:
                 self._control.enter(Phase.STEP)
                 self._saves.touch()
+            if self._is_to_be_evaluated(step) and not vote.wishes.stop:
+                self._evaluate(step)
             if step == last:
                 self._save_and_wait(step)
             elif vote.wishes.stop:
@@ -74,13 +90,10 @@ class Loop:
                 self._saves.start(step)
         return self._end()
 
-    def _commit(self, step: int, totals: Totals) -> Vote:
-        """Sum, vote, apply."""
+    def _vote(self, step: int, totals: Totals) -> Vote:
         self._replicas.sum_gradients()
         self._control.standing.prepared = step
-        vote = self._replicas.vote(totals, self._wishes(step))
-        self._apply(step, vote)
-        return vote
+        return self._replicas.vote(totals, self._wishes(step))
 
     def _wishes(self, step: int) -> Wishes:
         is_due = self._saves.is_due(step)
@@ -98,6 +111,8 @@ class Loop:
             standing.is_applying = True
             self._stage.apply(step, vote.gradient_scale(training.clip_grad_norm))
             standing.is_applying = False
+        if self._stage.loss_scale:
+            self._stage.loss_scale = self._stage.loss_scale.after(not vote.is_spoilt)
         standing.applied = step
 
     def _report(self, step: int, vote: Vote, seconds: float) -> None:
@@ -110,17 +125,70 @@ class Loop:
                 sample_ids_hash=vote.sample_ids_hash,
             )
         )
-        self._control.say(
-            StepCommitted(
-                step=step,
-                loss=vote.loss if math.isfinite(vote.loss) else None,
-                grad_norm=vote.norm if math.isfinite(vote.norm) else None,
-                samples=vote.samples,
-                sample_ids_hash=vote.sample_ids_hash,
-                metrics={k: v for k, v in vote.metrics.items() if math.isfinite(v)},
-                seconds=seconds,
-            )
+        line = StepCommitted(
+            step=step,
+            loss=_or_none(vote.loss),
+            grad_norm=_or_none(vote.norm),
+            samples=vote.samples,
+            sample_ids_hash=vote.sample_ids_hash,
+            metrics=_finite(vote.metrics),
+            seconds=seconds,
+            loss_scale=vote.loss_factor if self._stage.loss_scale else None,
+            skipped=not vote.is_sound,
         )
+        self._control.say(line)
+        if self._curves:
+            self._curves.add(line, vote.metrics)
+
+    # --- evaluation ---------------------------------------------------------------------------
+
+    def _is_to_be_evaluated(self, step: int) -> bool:
+        """Every so many steps, and after the last."""
+        every = self._spec.training.evaluate_every
+        return every is not None and (step % every == 0 or step == self._spec.training.steps)
+
+    def _evaluate(self, step: int) -> None:
+        """All replicas share the held-out samples."""
+        began = time.monotonic()
+        self._control.enter(Phase.EVALUATION)
+        held_out = HeldOut(self._program.eval_dataset, self._spec.training.seed)
+        mine = deal(len(held_out), self._spec.shape)[self._seat.replica]
+        totals = self._pipeline.evaluate(step, held_out, mine, self._control.check)
+        sums = self._replicas.evaluation(totals)
+        line = Evaluated(
+            step=step,
+            loss=_or_none(sums.mean),
+            samples=sums.samples,
+            metrics=_finite(sums.metrics),
+            seconds=time.monotonic() - began,
+        )
+        self._control.say(line)
+        if self._curves:
+            self._curves.add(line, sums.metrics)
+        self._control.enter(Phase.STEP)
+
+    def _close_curves(self) -> None:
+        if self._curves:
+            self._curves.close()
+
+    # --- a step that is not finite ------------------------------------------------------------
+
+    def _must_not_be_applied(self, vote: Vote) -> bool:
+        """Float16 overflows now and then: it skips the step and goes on with a smaller scale."""
+        scale = self._stage.loss_scale
+        return vote.is_spoilt and (scale is None or scale.is_smallest)
+
+    def _stop_before(self, step: int) -> ExitCode:
+        """Whoever is at fault says so; all stop as they were after the step before."""
+        self._control.standing.prepared = step - 1
+        what = self._pipeline.explain(step, self._control.check)
+        if not self._replicas.is_any(what is not None) and self._spec.rank == 0:
+            what = "a sum over the whole batch, though each part of it was when computed again"
+        if what is not None:
+            self._control.say(
+                NonFinite(step=step, replica=self._seat.replica, stage=self._seat.stage, what=what)
+            )
+        return self._stop(step - 1)
 
     # --- the end, or a standstill -------------------------------------------------------------
 
@@ -131,6 +199,7 @@ class Loop:
     def _end(self) -> ExitCode:
         """Finished, once every rank is: who goes early looks dead to the others."""
         self._replicas.wait_for_all()
+        self._close_curves()
         self._control.say(Finished(step=self._spec.training.steps))
         self._control.enter(Phase.DONE)
         self._control.unwatch()
@@ -142,6 +211,7 @@ class Loop:
         """All ranks stop after ``step``: save, say so, stand still."""
         with suppress(SaveError, OSError):  # it is said
             self._save_and_wait(step)
+        self._close_curves()
         self._control.say(Stopped(step=step))
         self.stand_still()
         return ExitCode.LEFT
@@ -167,3 +237,11 @@ class Loop:
             vote = self._replicas.count(order.ballot)
             self._apply(order.step, vote)
             self._report(order.step, vote, time.monotonic() - began)
+
+
+def _or_none(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}

@@ -70,6 +70,8 @@ def _train(spec: RunSpec, control: Control) -> ExitCode:
     program = load(spec.program)
     model = Model.draw(program)
     _check_cuts(spec, model)
+    if spec.training.evaluate_every:
+        program.require_eval_dataset()
     batches = Batches(program.dataset, spec.training)
     ties = model.ties()
 
@@ -78,8 +80,8 @@ def _train(spec: RunSpec, control: Control) -> ExitCode:
     control.watch(groups.sockets)
 
     control.enter(Phase.LOAD)
-    states = load_layers(spec, mine, batches.position, control.check)
-    stage = Stage(program, model, mine, spec.training, states, step)
+    header, states = load_layers(spec, mine, batches.position, control.check)
+    stage = Stage(program, model, mine, spec.training, states, step, header.loss_scale)
     if spec.rank == 0:
         write_marker(spec.saving.root, spec.generation, spec.resumed_from)
     control.standing.applied = control.standing.prepared = step
@@ -93,7 +95,7 @@ def _train(spec: RunSpec, control: Control) -> ExitCode:
     pipeline = Pipeline(share, program, batches, stage, links)
     replicas = Replicas(spec, stage, ties, groups)
     saves = Saves(spec, batches.position, stage, control.say)
-    loop = Loop(spec, stage, pipeline, replicas, saves, control)
+    loop = Loop(spec, stage, pipeline, replicas, saves, control, program)
     try:
         return loop.run()
     except PeerLostError as error:
@@ -105,8 +107,6 @@ def _train(spec: RunSpec, control: Control) -> ExitCode:
 
 
 def _refuse_unsupported(spec: RunSpec) -> None:
-    if spec.training.precision == "float16":
-        raise ProgramError("precision float16 is not supported: take float32 or bfloat16")
     if spec.device != "cpu":
         raise ProgramError(f"device {spec.device} is not supported: take cpu")
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trainer.contract.costs import LayerCost, LayerCosts
+from trainer.contract.topology import MicroBatch
 from trainer.data import Batch
 from trainer.program import LoadedProgram
 from trainer.stages import Stage
@@ -38,8 +39,8 @@ def measure(
 
 
 def _run_whole(program: LoadedProgram, stage: Stage, batch: Batch) -> None:
-    output = stage.forward(program.inputs(batch.tensors), step=1, micro_batch=0)
-    loss = stage.loss(output, batch, step=1, micro_batch=0)
+    output = stage.forward(program.inputs(batch.tensors), 1, MicroBatch(0, 0, len(batch.ids)))
+    loss = stage.loss(output, batch, 1, MicroBatch(0, 0, len(batch.ids)))
     with program.blaming("the backward pass"):
         torch.autograd.backward(loss.sum)
     stage.clear_gradients()
@@ -54,7 +55,7 @@ def _time_layers(program: LoadedProgram, stage: Stage, batch: Batch) -> list[Lay
         with program.blaming(f"layer {index}"), stage.precision():
             began = time.perf_counter()
             output = layer(value)
-            ends = [stage.loss(output, batch, 1, 0).sum] if is_last else _with_graph(output)
+            ends = [_loss(stage, output, batch)] if is_last else _with_graph(output)
             between = time.perf_counter()
             if ends:
                 torch.autograd.backward(ends, [torch.ones_like(end) for end in ends])
@@ -71,6 +72,10 @@ def _time_layers(program: LoadedProgram, stage: Stage, batch: Batch) -> list[Lay
         value = _cut_off(output)
     stage.clear_gradients()
     return costs
+
+
+def _loss(stage: Stage, output: Any, batch: Batch) -> Tensor:
+    return stage.loss(output, batch, 1, MicroBatch(0, 0, len(batch.ids))).sum
 
 
 def _faster(tries: tuple[LayerCost, ...]) -> LayerCost:

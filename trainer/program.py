@@ -1,5 +1,5 @@
 """The user's program: a plain Python file with ``layers``, ``dataset``, ``loss`` and, if it likes,
-``optimizer``, ``lr_scale`` and ``inputs``. It imports nothing of ours.
+``optimizer``, ``lr_scale``, ``inputs`` and ``eval_dataset``. It imports nothing of ours.
 
 This room loads such a file (a builtin is one too), calls its functions, and turns whatever goes
 wrong in them into a :class:`ProgramError`: one sentence that names the user's file and line. Its
@@ -204,15 +204,34 @@ class LoadedProgram:
         """The dataset, built once. Generators are seeded around it, so that all nodes see the same
         even when it is made of random numbers.
         """
+        return self._samples("dataset")
+
+    @cached_property
+    def eval_dataset(self) -> "CheckedDataset":
+        """What evaluations run on, built once, as :attr:`dataset` is. Raises ProgramError when the
+        program has none.
+        """
+        self.require_eval_dataset()
+        return self._samples("eval_dataset")
+
+    def require_eval_dataset(self) -> None:
+        """Raise ProgramError when there is nothing to evaluate on."""
+        if not callable(getattr(self._module, "eval_dataset", None)):
+            raise ProgramError(
+                f"{self.name} has no function eval_dataset(): evaluate_every needs one, which "
+                "gives the held-out samples as dataset() gives those to train on"
+            )
+
+    def _samples(self, function: str) -> "CheckedDataset":
         with generators.restored():
             generators.seed_all(0)
-            dataset = self._call("dataset", self._args)
+            dataset = self._call(function, self._args)
         for method in ("__len__", "__getitem__"):
             if not hasattr(dataset, method):
                 raise ProgramError(
-                    f"{self.name}: dataset() gives {_kind(dataset)} without {method}"
+                    f"{self.name}: {function}() gives {_kind(dataset)} without {method}"
                 )
-        return CheckedDataset(dataset, self._home)
+        return CheckedDataset(dataset, self._home, function)
 
     def inputs(self, batch: Mapping[str, Tensor]) -> Any:
         """What the first layer takes; without the user's ``inputs()`` the whole batch."""
@@ -308,13 +327,14 @@ class LoadedProgram:
 class CheckedDataset:
     """The user's dataset; what it raises becomes a ProgramError with file:line."""
 
-    def __init__(self, dataset: Dataset, home: Path) -> None:
+    def __init__(self, dataset: Dataset, home: Path, name: str = "dataset") -> None:
         self._dataset = dataset
         self._home = home
-        with blaming("len(dataset)", home):
+        self._name = name
+        with blaming(f"len({name})", home):
             self._length = len(dataset)
         if self._length < 1:
-            raise ProgramError("the dataset is empty")
+            raise ProgramError(f"the {name} is empty")
         self.fingerprint = str(getattr(dataset, "fingerprint", ""))
         """What the dataset says of its content; empty when it says nothing."""
 
@@ -322,10 +342,10 @@ class CheckedDataset:
         return self._length
 
     def __getitem__(self, index: int) -> Mapping[str, Any]:
-        with blaming(f"dataset[{index}]", self._home):
+        with blaming(f"{self._name}[{index}]", self._home):
             sample = self._dataset[index]
         if not isinstance(sample, Mapping) or not sample:
-            raise ProgramError(f"dataset[{index}] is {_kind(sample)}, not a dict of tensors")
+            raise ProgramError(f"{self._name}[{index}] is {_kind(sample)}, not a dict of tensors")
         return sample
 
 

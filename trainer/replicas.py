@@ -64,6 +64,18 @@ class Totals:
 
 
 @dataclass(frozen=True)
+class Sums:
+    """What all replicas saw together."""
+
+    mean: float
+    """Loss; NaN without any weight."""
+    weight: float
+    samples: int
+    ids: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Wishes:
     """What one rank wants of all; it counts when any rank wants it."""
 
@@ -89,20 +101,27 @@ class Vote:
     metrics: dict[str, float]
     wishes: Wishes
     """Of any rank."""
+    loss_factor: float
+    """By which the gradients are larger than they should be."""
     ballot: Ballot
     """All that the vote says, as it was summed."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether the step can be applied: all gradients are finite and there is something to
+        """Whether the step can be applied: loss and gradients are finite and there is something to
         learn from.
         """
-        return math.isfinite(self.norm)
+        return math.isfinite(self.norm) and math.isfinite(self.loss)
+
+    @property
+    def is_spoilt(self) -> bool:
+        """Whether loss or gradients are not finite though there is something to learn from."""
+        return self.weight > 0 and not self.is_sound
 
     def gradient_scale(self, clip_grad_norm: float | None) -> float:
         """By what the sums of gradients are multiplied: mean, then clip."""
         clip = min(1.0, clip_grad_norm / (self.norm + 1e-6)) if clip_grad_norm else 1.0
-        return clip / self.weight
+        return clip / self.weight / self.loss_factor
 
 
 class Replicas:
@@ -139,33 +158,52 @@ class Replicas:
 
     def count(self, ballot: Sequence[float | None]) -> Vote:
         """What the summed ballot of a vote in which this rank took part says."""
-        assert self._metrics is not None
         shape, layers = self._spec.shape, self._stage.layer_count
         numbers = [math.nan if number is None else number for number in ballot]
         if numbers[_COUNT] != shape.world:
             raise RuntimeError(f"{numbers[_COUNT]} ballots in a world of {shape.world}")
         squares = sum(numbers[_FIRST_LAYER : _FIRST_LAYER + layers])
-        rows = numbers[_FIRST_LAYER + layers :]
-        width = len(rows) // shape.replicas
-        loss, weight, samples, ids, *pairs = (sum(rows[at::width]) for at in range(width))
+        sums = self._sums(numbers[_FIRST_LAYER + layers :])
+        norm = math.sqrt(squares) / self._stage.loss_factor if squares >= 0 else math.nan
         return Vote(
-            loss=_ratio(loss, weight),
-            weight=weight,
-            norm=_ratio(math.sqrt(squares) if squares >= 0 else math.nan, weight),
-            samples=int(samples),
-            sample_ids_hash=hash_of(int(ids)),
-            metrics={
-                name: _ratio(total, of)
-                for name, total, of in zip(self._metrics, pairs[::2], pairs[1::2], strict=True)
-            },
+            loss=sums.mean,
+            weight=sums.weight,
+            norm=_ratio(norm, sums.weight),
+            samples=sums.samples,
+            sample_ids_hash=hash_of(sums.ids),
+            metrics=sums.metrics,
+            loss_factor=self._stage.loss_factor,
             wishes=Wishes(*(numbers[slot] > 0 for slot in (_STOP, _SAVE, _BUSY))),
             ballot=tuple(ballot),
         )
 
+    def evaluation(self, totals: Totals) -> "Sums":
+        """What all replicas saw of the held-out samples. Raises PeerLostError."""
+        assert self._metrics is not None
+        numbers = torch.tensor(self._rows(totals, self._metrics), dtype=torch.float64)
+        if group := self._groups.world:
+            group.sum(numbers)
+        return self._sums(numbers.tolist())
+
+    def is_any(self, wish: bool) -> bool:
+        """Whether any rank says so; waits until every rank has come here. Raises PeerLostError."""
+        count = torch.tensor(float(wish))
+        if group := self._groups.world:
+            group.sum(count)
+        return bool(count)
+
     def wait_for_all(self) -> None:
         """Wait until every rank has come here. Raises PeerLostError."""
-        if group := self._groups.world:
-            group.sum(torch.zeros(1))
+        self.is_any(False)
+
+    def _sums(self, rows: Sequence[float]) -> "Sums":
+        """Add up rows, one per replica, in their order."""
+        assert self._metrics is not None
+        width = _FIRST_METRIC + 2 * len(self._metrics)
+        loss, weight, samples, ids, *pairs = (sum(rows[at::width]) for at in range(width))
+        means = map(_ratio, pairs[::2], pairs[1::2])
+        metrics = dict(zip(self._metrics, means, strict=True))
+        return Sums(_ratio(loss, weight), weight, int(samples), int(ids), metrics)
 
     def _sum_over_holders(self, owner: str, layers: tuple[int, ...]) -> None:
         """Add the gradients of one tied weight in layer order, on every stage that holds it."""
@@ -185,18 +223,23 @@ class Replicas:
 
     def _ballot(self, totals: Totals, metrics: Sequence[str], wishes: Wishes) -> Tensor:
         """Slots for all, then one per layer, then a row per replica."""
-        shape, seat, stage = self._spec.shape, self._seat, self._stage
+        seat, stage = self._seat, self._stage
         squares = [0.0] * stage.layer_count
         if seat.replica == 0:
             for index, gradients in stage.gradients.items():
                 norms = (torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients)
                 squares[index] = sum(norm.item() ** 2 for norm in norms)
+        wanted = (float(wish) for wish in (wishes.stop, wishes.save, wishes.is_busy))
+        slots = [1.0, *wanted, *squares, *self._rows(totals, metrics)]
+        return torch.tensor(slots, dtype=torch.float64)
+
+    def _rows(self, totals: Totals, metrics: Sequence[str]) -> list[float]:
+        """One row per replica, all zero but what this rank has to say."""
+        shape, seat = self._spec.shape, self._seat
         rows = [[0.0] * (_FIRST_METRIC + 2 * len(metrics)) for _ in range(shape.replicas)]
         if seat.stage == shape.depth - 1:
             rows[seat.replica] = totals.in_a_row(metrics)
-        wanted = (float(wish) for wish in (wishes.stop, wishes.save, wishes.is_busy))
-        slots = [1.0, *wanted, *squares, *(number for row in rows for number in row)]
-        return torch.tensor(slots, dtype=torch.float64)
+        return [number for row in rows for number in row]
 
     def _agree_on_metrics(self, totals: Totals) -> tuple[str, ...]:
         """The metrics' names, which only the last stage knows; once, in the first vote."""

@@ -37,7 +37,7 @@ class Saves:
         self._stage = stage
         self._say = say
         self._committed: list[Committed] = []
-        self._saved = 0
+        self._saved = spec.resumed_from.step if spec.resumed_from else 0
         """The last step of which this rank's part is durable."""
         self._snapshot = Snapshot()
         self._writer = ThreadPoolExecutor(1, "writer")
@@ -140,6 +140,7 @@ class Saves:
             resumed_from=spec.resumed_from,
             data=self._data,
             committed=tuple(self._committed),
+            loss_scale=self._stage.loss_scale,
         )
 
     def _write(
@@ -147,6 +148,8 @@ class Saves:
     ) -> None:
         """Write a part and say so, or why not. Without ``stall`` all of it is one."""
         root, folder = self._spec.saving.root, header.folder
+        if not header.kind and header.step <= self._saved:
+            return
         try:
             written = write_part(root, folder, header, states)
         except (SaveError, OSError) as error:

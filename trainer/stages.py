@@ -8,21 +8,27 @@ sum over all holders is made in layer order wherever the cuts lie (:mod:`trainer
 """
 
 import copy
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from trainer import dropout
 from trainer.checkpoint import LayerState
 from trainer.contract.samples import mix32
+from trainer.contract.scaling import LossScale
 from trainer.contract.spec import Training
+from trainer.contract.topology import MicroBatch
 from trainer.data import Batch
+from trainer.dropout import Place
 from trainer.layerfile import Moments
 from trainer.links import Message
 from trainer.program import LoadedProgram, LossSum, ProgramError
+
+_AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,7 @@ class Stage:
         training: Training,
         states: Mapping[int, LayerState],
         step: int,
+        loss_scale: LossScale | None = None,
     ) -> None:
         self.layers = _apart({index: model.layers[index] for index in mine})
         self.layer_count = len(model.layers)
@@ -110,6 +117,8 @@ class Stage:
         """Per layer, flat: the gradients of the weights that it owns."""
         self.borrowed: dict[int, dict[str, Tensor]] = {index: {} for index in mine}
         """Per layer: the gradients of the tied weights that others own, by the owner's name."""
+        self.loss_scale = (loss_scale or LossScale()) if training.precision == "float16" else None
+        """None but in float16."""
         self._program = program
         self._training = training
         self._owner_of = model.owner_of
@@ -123,8 +132,8 @@ class Stage:
 
     # --- computing ----------------------------------------------------------------------------
 
-    def forward(self, inputs: Any, step: int, micro_batch: int) -> Any:
-        """Run all layers on one micro-batch (its global number). Raises ProgramError.
+    def forward(self, inputs: Any, step: int, micro_batch: MicroBatch) -> Any:
+        """Run all layers on one micro-batch. Raises ProgramError.
 
         The generator is seeded before each layer, so that any stage, now or in a recompute, draws
         the same numbers. Between layers tensors and their gradients are made contiguous: then a
@@ -133,24 +142,42 @@ class Stage:
         value = inputs
         with self.precision():
             for index, layer in self.layers.items():
-                self._seed(step, index, micro_batch)
+                self._seed(step, index, micro_batch.number)
+                dropout.enter(Place(self._training.seed, step, index, micro_batch.start))
                 with self._program.blaming(f"layer {index}", index):
                     value = self._run(index, layer, value)
                 if index < self.layer_count - 1:
                     value = _handed_on(value, index)
         return value
 
-    def loss(self, output: Any, batch: Batch, step: int, micro_batch: int) -> LossSum:
+    def loss(self, output: Any, batch: Batch, step: int, micro_batch: MicroBatch) -> LossSum:
         """The user's loss of the last layer's output. Raises ProgramError."""
-        self._seed(step, self.layer_count, micro_batch)
+        self._seed(step, self.layer_count, micro_batch.number)
         with self.precision():
             return self._program.loss(output, batch.tensors)
 
     def precision(self) -> AbstractContextManager[Any]:
         """Autocast, when the job wants it."""
-        if self._training.precision == "float32":
-            return nullcontext()
-        return torch.autocast("cpu", dtype=torch.bfloat16)
+        dtype = _AUTOCAST.get(self._training.precision)
+        return torch.autocast("cpu", dtype=dtype) if dtype else nullcontext()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Inside, modules are in evaluation mode and no graph grows."""
+        modules = [m for layer in self.layers.values() for m in layer.modules() if m.training]
+        try:
+            for module in modules:
+                module.training = False
+            with torch.no_grad():
+                yield
+        finally:
+            for module in modules:
+                module.training = True
+
+    @property
+    def loss_factor(self) -> float:
+        """By what the loss is multiplied before the backward pass."""
+        return self.loss_scale.scale if self.loss_scale else 1.0
 
     def gradients_of(self, layer: int) -> tuple[Tensor, ...]:
         """All that layer ``layer`` computes, its own weights' and borrowed ones'."""

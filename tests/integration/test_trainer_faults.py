@@ -27,7 +27,6 @@ pytestmark = pytest.mark.integration
 
 LONG = Training(batch_size=12, steps=1_000_000)
 SHORT = Training(batch_size=12, steps=8)
-FLOAT16 = SHORT.model_copy(update={"precision": "float16"})
 
 
 def odd(how: str = "is slow") -> Program:
@@ -189,22 +188,9 @@ def test_buffers_that_change_in_forward_are_refused_before_anything_is_trained(
     assert "use GroupNorm" in message
 
 
-def test_a_step_whose_gradient_is_not_finite_is_skipped_by_all(
-    trainers: Trainers, tmp_path: Path
-) -> None:
-    generation = start(trainers, tmp_path / "job", "2x2", odd("divides by zero"), SHORT)
-    trainers.wait(generation)
-    assert generation.codes == [0] * 4
-    for rank in generation.ranks:
-        assert [(s.step, s.loss, s.grad_norm) for s in rank.steps] == [
-            (step, None, None) for step in range(1, 9)
-        ]
-
-
 @pytest.mark.parametrize(
     ("change", "sentence", "code"),
     [
-        ({"training": FLOAT16}, "precision float16", ExitCode.PROGRAM_ERROR),
         ({"device": "cuda:0"}, "device cuda:0", ExitCode.PROGRAM_ERROR),
         ({"cuts": (0, 1, 3)}, "do not split 4 layers into 2 stages", ExitCode.PROGRAM_ERROR),
         ({"in_flight": (1, 1)}, "stage 0 needs 3 micro-batches in flight", ExitCode.INTERNAL),

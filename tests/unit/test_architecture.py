@@ -36,7 +36,7 @@ IMPURE_MODULES = ("asyncio", "logging", "os", "pathlib", "random", "secrets", "s
 CLOCK_CALLS = ("datetime.now", "datetime.utcnow", "date.today", "time.time", "time.monotonic")
 # A heavy or optional package may be imported where it is used, nothing else.
 LAZY_ALLOWED = ("torch", "numpy", "safetensors", "azure", "paramiko", "transformers", "psycopg",
-                "fsspec")  # fmt: skip
+                "fsspec", "tensorboardX")  # fmt: skip
 
 
 def modules() -> Iterator[tuple[str, Path]]:

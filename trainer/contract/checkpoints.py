@@ -31,6 +31,7 @@ from pydantic import (
 
 from trainer.contract.durable import make_folder, write_whole
 from trainer.contract.lineage import lineage, newest_complete
+from trainer.contract.scaling import LossScale
 from trainer.contract.spec import Frozen, ResumedFrom, Shape
 
 DONE_FILE = "done.json"
@@ -178,6 +179,13 @@ class PartHeader(Sealed):
     data: DataPosition
     committed: tuple[Committed, ...] = ()
     """The steps since the checkpoint before."""
+    loss_scale: LossScale | None = None
+    """With which the next step begins; None but in float16."""
+
+    @model_serializer(mode="wrap")
+    def _without_a_scale(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """As parts were written before there was one: their checksums must hold."""
+        return {k: v for k, v in whole(self).items() if k != "loss_scale" or v is not None}
 
     @property
     def folder(self) -> str:

@@ -29,6 +29,8 @@ class Phase(StrEnum):
     """Computes its first step; groups and weights are there."""
     STEP = "step"
     """At least one step is committed."""
+    EVALUATION = "evaluation"
+    """Runs the held-out samples, forward only; ``step`` again when that is done."""
     SAVE = "save"
     HALTED = "halted"
     """Stands still with its state intact and waits for an order."""
@@ -99,6 +101,24 @@ class StepCommitted(Frozen):
     metrics: dict[str, float] = Field(default_factory=dict)
     seconds: float
     """Wall seconds of this step on this rank."""
+    loss_scale: float | None = None
+    """With which the gradients of this step were computed; None but in float16."""
+    skipped: bool = False
+    """The weights stayed as they were: float16 overflowed (the scale is halved), or no sample had
+    any weight. It is a step all the same, with its samples.
+    """
+
+
+class Evaluated(Frozen):
+    """The held-out samples, with the weights as they are after step ``step``; all ranks say it."""
+
+    kind: Literal["evaluated"] = "evaluated"
+    step: int
+    loss: float | None
+    """Weighted mean; None when it is not a finite number."""
+    samples: int
+    metrics: dict[str, float] = Field(default_factory=dict)
+    seconds: float
 
 
 class PartWritten(Frozen):
@@ -204,6 +224,7 @@ Line = Annotated[
     PhaseBegun
     | Inspected
     | StepCommitted
+    | Evaluated
     | PartWritten
     | SaveFailed
     | Halted

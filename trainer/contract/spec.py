@@ -57,6 +57,8 @@ class Training(Frozen):
     seed: int = 0
     clip_grad_norm: FINITE_POSITIVE | None = None
     precision: Precision = "float32"
+    evaluate_every: int | None = Field(default=None, ge=1)
+    """Steps between two evaluations on the held-out samples; one more after the last step."""
     schedule: ScheduleName = "varuna"
 
 
@@ -108,7 +110,9 @@ class RunSpec(Frozen):
     Empty for ``first_weights``, when nobody has counted the layers yet.
     """
     in_flight: tuple[int, ...] | None = None
-    """Per stage, how many stage inputs may be stashed; None: what the static order needs."""
+    """Per stage, the most micro-batches in flight, which is how many inputs it stashes; None: what
+    the static order needs. ``varuna`` makes its order under fewer, too.
+    """
     program: Program
     training: Training
     store: Address | None = None

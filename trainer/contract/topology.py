@@ -79,13 +79,20 @@ def micro_batches(batch_size: int, shape: Shape) -> tuple[tuple[MicroBatch, ...]
     Every sample goes to exactly one; replicas get floor or ceil of the micro-batches, the first
     ones more; only the globally last may be short. Raises ValueError when a replica would get none.
     """
-    size = shape.micro_batch
-    total = -(-batch_size // size)
-    if total < shape.replicas:
+    dealt = deal(batch_size, shape)
+    if not dealt[-1]:
         raise ValueError(
-            f"{total} micro-batches of {size} are too few for {shape.replicas} replicas"
+            f"{sum(map(len, dealt))} micro-batches of {shape.micro_batch} are too few for "
+            f"{shape.replicas} replicas"
         )
-    every = [MicroBatch(i, i * size, min(size, batch_size - i * size)) for i in range(total)]
+    return dealt
+
+
+def deal(samples: int, shape: Shape) -> tuple[tuple[MicroBatch, ...], ...]:
+    """The same for any number of samples; the last replicas may get none."""
+    size = shape.micro_batch
+    total = -(-samples // size)
+    every = [MicroBatch(i, i * size, min(size, samples - i * size)) for i in range(total)]
     floor, more = divmod(total, shape.replicas)
     dealt, at = [], 0
     for replica in range(shape.replicas):

@@ -58,6 +58,12 @@ def dataset(args):
     return [{"tokens": row} for row in torch.randint(VOCABULARY, shape, generator=numbers)]
 
 
+def eval_dataset(args):
+    numbers = torch.Generator().manual_seed(8)
+    shape = (args.get("held_out", 10), args.get("held_out_length", LENGTH) + 1)
+    return [{"tokens": row} for row in torch.randint(VOCABULARY, shape, generator=numbers)]
+
+
 def inputs(batch):
     return batch["tokens"][:, :-1]
 
