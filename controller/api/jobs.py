@@ -225,8 +225,12 @@ def evict(here: Here, job: str, drill: schemas.EvictRequest) -> schemas.EvictAns
         row = job_row(connection, job)
         facts = {node.name: wire.Facts.model_validate(node.facts)
                  for node in nodes.live_nodes(connection)}  # fmt: skip
-        seated = views.seated_names(connection, row.id)
-    taken = _whom(drill, seated, facts)
+        seated = views.seated_names(connection)
+    others = {node: job for node, job in seated.items() if job != row.id}
+    taken = _whom(drill, [node for node, job in seated.items() if job == row.id], facts)
+    if theirs := [name for name in taken if name in others]:
+        what = f"{', '.join(theirs)} works for another job ({others[theirs[0]]})."
+        raise ProblemException(409, what)
     far = [name for name in taken if facts[name].boot_id != here.boot_id]
     if far:
         what = f"{', '.join(far)} is not on the controller's machine; only local agents are killed."

@@ -21,6 +21,7 @@ from controller.presence import Presence
 from controller.store import conduct, history
 from controller.store.nodes import GONE
 from controller.store.tables import (
+    checkpoints,
     events,
     generations,
     jobs,
@@ -28,6 +29,7 @@ from controller.store.tables import (
     seats,
     steps,
 )
+from trainer.contract.lineage import counts
 
 # ---- jobs
 
@@ -136,12 +138,14 @@ def _seated_nodes(connection: sa.Connection, generation: Any) -> int:
 
 
 def _last_checkpoint(connection: sa.Connection, job: str) -> int | None:
-    saved = [
-        view
-        for view in past.checkpoint_views(connection, job)
-        if view.complete and view.in_lineage and not view.condemned and not view.deleted
-    ]
-    return saved[-1].step if saved else None
+    saved = connection.execute(
+        sa.select(checkpoints.c.step, checkpoints.c.generation)
+        .where(checkpoints.c.job == job, checkpoints.c.complete_at.is_not(None))
+        .where(checkpoints.c.condemned_at.is_(None), checkpoints.c.deleted_at.is_(None))
+        .order_by(checkpoints.c.step.desc())
+    ).all()
+    chain = history.lineage_of(connection, job)
+    return next((row.step for row in saved if counts(row, chain)), None)
 
 
 # ---- nodes, events
@@ -322,15 +326,15 @@ def log_seat(
     return LogSeat(row.generation, row.rank, row.node, over=row.exit_at is not None)
 
 
-def seated_names(connection: sa.Connection, job: str) -> list[str]:
-    """The nodes that hold a seat of the job now."""
+def seated_names(connection: sa.Connection) -> dict[str, str]:
+    """The nodes that hold a seat now, and the job each works for."""
     rows = connection.execute(
-        sa.select(seats.c.node)
+        sa.select(seats.c.node, seats.c.job)
         .join(
             generations,
             (generations.c.job == seats.c.job) & (generations.c.number == seats.c.generation),
         )
-        .where(seats.c.job == job, generations.c.state.in_([state.value for state in past.WORKING]))
+        .where(generations.c.state.in_([state.value for state in past.WORKING]))
         .distinct()
     )
-    return [row.node for row in rows]
+    return {row.node: row.job for row in rows}

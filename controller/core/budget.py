@@ -8,20 +8,28 @@ kills its nodes must not loop for ever, so they have a bound of their own.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from controller.core.failing import is_of_one_node, same_in_a_row
 from controller.core.states import Reason
 from controller.core.words import count, ended, seconds
 from controller.core.world import EndedGeneration, Job, Rules
 
 PATIENT_LOSSES = 4
 """Losses in a row, each before a new step, that are answered without any delay."""
-SAME_STEP = 3
-"""The same failure at the same step so many times will not go away."""
+SAME_FAILURE = 3
+"""The same failure at the same step so many times will not go away..."""
+SAME_AT_START = 2
+"""... nor will one before any step, which nothing but the program and its arguments leads to."""
 FIRST_LISTINGS = 6
-"""A checkpoint folder that was never reached is given up after so many tries."""
+"""A checkpoint folder that was never reached is given up after so many tries..."""
+REFUSED = ("Permission denied", "Read-only file system", "Not a directory", "not permitted")
+"""... or, for a reason that time does not mend, after two."""
 
 
 UNFORCED = (Reason.USER, Reason.EVICTION, Reason.SCALE_UP)
 """A wish that the generation stops: nothing has failed."""
+
+
+_NOBODYS = (Reason.DONE, Reason.CHECKPOINT_DAMAGED, Reason.NON_FINITE_LOSS, *UNFORCED)
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ def _counted(so_far: Strain, g: EndedGeneration) -> Strain:
         unreachable, since = unreachable + 1, since if unreachable else g.ended_at
     elif g.launched and g.reason is Reason.NODE_LOST:
         interrupted += 1
-    elif g.launched and g.reason not in (Reason.DONE, Reason.CHECKPOINT_DAMAGED, *UNFORCED):
+    elif g.launched and g.reason not in _NOBODYS:
         stuck += 1
     return Strain(charged, stuck, interrupted, unreachable, since)
 
@@ -94,14 +102,15 @@ def given_up(job: Job, now: float, rules: Rules) -> tuple[Reason, str] | None:
         return None
     found, last = strain(job.past), job.past[-1]
     because = ended(last.because)
-    same = _times_at_the_same_step(job.past)
-    if same >= SAME_STEP:
-        step = f"step {last.committed + 1:,}"
-        why = f"{because} The same {same} times at {step}, so retrying will not help."
-        return Reason.PROGRAM_ERROR, why
+    if same := _times_the_same(job.past):
+        at = f"at step {last.reached + 1:,}" if last.reached else "before the first step"
+        why = f"{because} The same {same} times {at}, so retrying will not help."
+        not_finite = last.reason is Reason.NON_FINITE_LOSS
+        return Reason.NON_FINITE_LOSS if not_finite else Reason.PROGRAM_ERROR, _ending_in(why, last)
     if found.charged > job.spec.recovery.max_restarts:
         attempts = count(found.charged, "attempt")
-        return Reason.PROGRAM_ERROR, f"{because} Given up after {attempts} without progress."
+        why = f"{because} Given up after {attempts} without progress."
+        return Reason.PROGRAM_ERROR, _ending_in(why, last)
     if found.stuck >= rules.max_launches_without_progress:
         launches = f"{found.stuck} launches in a row came to nothing"
         return Reason.RESTART_BUDGET, f"{because} Given up: {launches}."
@@ -109,22 +118,26 @@ def given_up(job: Job, now: float, rules: Rules) -> tuple[Reason, str] | None:
         losses = f"{found.interrupted} launches in a row lost a VM before a new step"
         return Reason.RESTART_BUDGET, f"Given up: {losses}."
     if found.unreachable:
-        never_reached = not job.checkpoints and found.unreachable >= FIRST_LISTINGS
+        tries = 2 if any(word in last.because for word in REFUSED) else FIRST_LISTINGS
+        never_reached = not job.checkpoints and found.unreachable >= tries
         for_long = now - found.unreachable_since > job.spec.recovery.max_wait
         if never_reached or for_long:
-            tries = f"{found.unreachable} tries in {seconds(round(now - found.unreachable_since))}"
-            return Reason.CHECKPOINT_UNREACHABLE, f"{because} Given up after {tries}."
+            took = f"{found.unreachable} tries in {seconds(round(now - found.unreachable_since))}"
+            return Reason.CHECKPOINT_UNREACHABLE, f"{because} Given up after {took}."
     return None
 
 
-def _times_at_the_same_step(past: Sequence[EndedGeneration]) -> int:
-    """How many launches in a row failed by the program's fault right after one and the same step;
-    failures before any step are the budget's business.
-    """
-    launched = [g for g in past if g.launched]
-    times = 0
-    for g in reversed(launched):
-        if not (g.charged and g.committed > 0 and g.committed == launched[-1].committed):
-            break
-        times += 1
-    return times
+def _times_the_same(past: Sequence[EndedGeneration]) -> int:
+    """How often it failed in the same way, when that is once too often; else 0."""
+    same = same_in_a_row(past)
+    if not same:
+        return 0
+    if same[-1].reached:
+        return len(same) if len(same) >= SAME_FAILURE else 0
+    told = bool(same[-1].error) and not is_of_one_node(same)
+    return len(same) if told and len(same) >= SAME_AT_START else 0
+
+
+def _ending_in(why: str, last: EndedGeneration) -> str:
+    """... with the last lines of the log."""
+    return f"{why} Its last lines: {last.tail}" if last.tail else why

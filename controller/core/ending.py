@@ -18,6 +18,7 @@ from controller.core.actions import (
 )
 from controller.core.assign import choice_for
 from controller.core.budget import UNFORCED, given_up, not_before, strain
+from controller.core.failing import words_of
 from controller.core.faults import Fault
 from controller.core.liveness import is_silent
 from controller.core.look import Look
@@ -38,7 +39,10 @@ def end(look: Look, job: Job, fault: Fault, above: int = 0) -> Actions:
     if any(c.folder == fault.damaged and not c.condemned for c in job.checkpoints):
         actions += (Condemn(job.id, fault.damaged or "", because),)
     past = (*job.past, _over(job.current, fault, look.now))
-    return actions + follow(look, replace(job, current=None, past=past), above)
+    job = replace(job, current=None, past=past)
+    if fault.reason is Reason.NON_FINITE_LOSS:
+        return actions + _pause_at_fault(look, job, because)
+    return actions + follow(look, job, above)
 
 
 def follow(look: Look, job: Job, above: int = 0) -> Actions:
@@ -87,6 +91,16 @@ def _pause(look: Look, job: Job) -> Actions:
     found = resume.newest(job)
     at = f" at step {found.step:,}" if found else ""
     return say(job, JobState.PAUSED, Reason.USER, f"Paused by the user{at}.")
+
+
+def _pause_at_fault(look: Look, job: Job, because: str) -> Actions:
+    """What it computes is not finite: a person must look. Again and again: it is given up."""
+    if verdict := given_up(job, look.now, look.rules):
+        return close(look, job, JobState.FAILED, *verdict)
+    look.pool.release(job)
+    found = resume.newest(job)
+    go_on = f"Resume from step {found.step:,}, or see the log." if found else "See the log."
+    return say(job, JobState.PAUSED, Reason.NON_FINITE_LOSS, f"{because} Paused. {go_on}")
 
 
 def hold(look: Look, job: Job, silent: tuple[Node, ...]) -> Actions:
@@ -152,6 +166,7 @@ def _stop(look: Look, job: Job, fault: Fault) -> Actions:
 
 
 def _over(generation: Generation, fault: Fault, now: float) -> EndedGeneration:
+    error, tail = words_of(generation.seats)
     return EndedGeneration(
         number=generation.number,
         kind=generation.kind,
@@ -165,6 +180,8 @@ def _over(generation: Generation, fault: Fault, now: float) -> EndedGeneration:
         shape=generation.shape,
         nodes=generation.nodes,
         blamed=fault.blamed,
+        error=error,
+        tail=tail,
     )
 
 

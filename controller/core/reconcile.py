@@ -29,11 +29,13 @@ from controller.core.actions import (
     ReleaseNode,
 )
 from controller.core.assign import by_turn, choice_for, micro_batch_of, seats
+from controller.core.budget import strain
 from controller.core.ending import Actions, close, end, follow, hold, say, succeed, take_up
+from controller.core.failing import of_not_finite
 from controller.core.faults import Fault, fault_of
 from controller.core.look import Look
 from controller.core.quarantine import turned
-from controller.core.standstill import drain, drained, rescue, stop_by
+from controller.core.standstill import drain, drained, not_finite, rescue, stop_by
 from controller.core.states import GenerationState, JobState, Reason
 from controller.core.story import because_of, launch_sentence, loss_of
 from controller.core.wishes import room_to_grow, wish_of
@@ -190,7 +192,9 @@ def _launch_first_weights(
 ) -> Actions:
     """One seat builds the real model from the seed, measures it, and writes step 0."""
     shape = Shape(depth=1, replicas=1, micro_batch=micro_batch_of(job))
-    seated = seats(job, nodes, shape)
+    so_far = strain(job.past)
+    first = (so_far.charged + so_far.unreachable) % len(nodes)  # is it the program, or a node?
+    seated = seats(job, (*nodes[first:], *nodes[:first]), shape)
     look.working |= {(seat.node, seat.incarnation) for seat in seated}
     because = f"Building and measuring the model on {seated[0].node}."
     launch = Launch(
@@ -226,6 +230,8 @@ def _watch(look: Look, job: Job, generation: Generation) -> Actions | None:
         because = loss_of(generation.nodes, look.pool)
         loss = Fault(Reason.NODE_LOST, False, because, spares_others=True)
         return *marks, *stop_by(look, job, loss)
+    if spoilt := of_not_finite(generation.seats):
+        return not_finite(look, job, spoilt)
     suspects = look.suspects(generation)
     if fault := fault_of(generation, job.spec.steps, suspects, look.now, look.rules):
         return stop_by(look, job, fault)

@@ -4,14 +4,15 @@ The lineage's rules are :mod:`trainer.contract.lineage`'s; this room feeds them 
 controller knows of a job's generations.
 """
 
+from controller.core.failing import same_in_a_row
 from controller.core.world import Checkpoint, EndedGeneration, Generation, Job
-from trainer.contract.lineage import counts, lineage, newest_complete
+from trainer.contract.lineage import counts, lineage_of, newest_complete
 
 
 def newest(job: Job) -> Checkpoint | None:
     """The newest complete checkpoint in the lineage that may be loaded.
 
-    When the program has failed twice at the same step, one further back than it loaded last.
+    When it has failed twice in the same way, one further back than was loaded last.
     """
     spoilt = failed_twice_from(job)
     chain = _chain(job)
@@ -43,14 +44,11 @@ def superseded(job: Job) -> tuple[str, ...]:
 
 
 def failed_twice_from(job: Job) -> str | None:
-    """The folder that the last launch loaded, when it and the one before failed by the program's
-    fault right after one and the same step.
-    """
-    match [g for g in job.past if g.launched][-2:]:
-        case [before, last] if before.charged and last.charged and last.resumed_from:
-            same = before.committed == last.committed > 0
-            return last.resumed_from.folder if same else None
-    return None
+    """The folder that the last launch loaded, when it and one before failed in the same way."""
+    same = same_in_a_row(job.past)
+    if len(same) < 2 or same[-1].resumed_from is None:
+        return None
+    return same[-1].resumed_from.folder
 
 
 def has_trained(job: Job) -> bool:
@@ -63,18 +61,6 @@ def _complete(job: Job) -> list[Checkpoint]:
 
 
 def _chain(job: Job) -> dict[int, int | None]:
-    """The lineage. Only generations that committed a step are links (a checkpoint past step 0
-    proves it as well as a report); first weights are where a chain may end, and its newest end only
-    while nothing was trained.
-    """
+    """The lineage."""
     ran: list[EndedGeneration | Generation] = [*job.past, *([job.current] if job.current else [])]
-    known = {g.number: g.resumed_from for g in ran}
-    links = {g.number: g.resumed_from for g in ran if g.committed > 0}
-    for found in job.checkpoints:
-        if found.step > 0:
-            links.setdefault(found.generation, known.get(found.generation, found.resumed_from))
-    newest_link = max(links, default=None)
-    for found in job.checkpoints:
-        if found.step == 0:
-            links.setdefault(found.generation, None)
-    return lineage(links, newest_link)
+    return lineage_of(ran, job.checkpoints)

@@ -18,8 +18,9 @@ from controller.core.look import Look
 from controller.core.states import GenerationState, JobState, Reason
 from controller.core.story import loss_of
 from controller.core.wishes import Wish, drain_bound, time_left
-from controller.core.words import count, listed
+from controller.core.words import capitalised, count, listed
 from controller.core.world import Ending, Generation, Job, Seat
+from trainer.contract.progress import NonFinite
 
 # --- A loss or a fault ---------------------------------------------------------------------------
 
@@ -148,6 +149,21 @@ def drain(look: Look, job: Job, wish: Wish) -> Actions:
     return still, *say(job, job.state, wish.reason, message)
 
 
+def not_finite(look: Look, job: Job, found: NonFinite) -> Actions:
+    """A step would spoil the weights: all ranks stop by themselves after the one before, and save
+    it. That is a drain that nobody has to ask for.
+    """
+    generation = job.current
+    assert generation is not None
+    if generation.state is GenerationState.DRAINING:
+        return drained(look, job, generation)
+    what, where = capitalised(found.what), f"step {found.step:,} on replica {found.replica}"
+    because = f"{what} is not finite at {where}"
+    if generation.state is GenerationState.LAUNCHING:  # what it resumed from is saved
+        return end(look, job, Fault(Reason.NON_FINITE_LOSS, False, because))
+    return drain(look, job, Wish(Reason.NON_FINITE_LOSS, because))
+
+
 def drained(look: Look, job: Job, generation: Generation) -> Actions:
     """End when the step that all stopped after is saved; halt when that takes too long."""
     ending = generation.ending
@@ -155,7 +171,10 @@ def drained(look: Look, job: Job, generation: Generation) -> Actions:
     stopped = max(seat.stopped for seat in generation.seats)
     fault = Fault(ending.reason, ending.charged, ending.because, None, True, ending.blamed)
     if stopped and salvage.steps_at_risk(job, stopped) <= 0:
-        return end(look, job, _fault(look, generation, f"drained at step {stopped:,}"))
+        outcome = f"drained at step {stopped:,}"
+        if ending.reason is Reason.NON_FINITE_LOSS:  # the sentence says where it goes on
+            outcome = ""
+        return end(look, job, _fault(look, generation, outcome))
     have_failed = all(seat.stopped or seat.exit for seat in generation.seats)
     is_late = look.now > ending.at + drain_bound(job, generation, look.rules)
     if have_failed or is_late or time_left(look, job, generation) < 0:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from controller.core.jobspec import JobSpec
 from controller.core.states import GenerationState, JobState, NodeState, Reason
 from trainer.contract.costs import LayerCosts
-from trainer.contract.progress import Failed, Halted, Phase
+from trainer.contract.progress import Failed, Halted, NonFinite, Phase
 from trainer.contract.spec import ResumedFrom, Shape
 
 
@@ -104,6 +104,8 @@ class Seat:
     saving_at: float = 0.0
     refused: bool = False
     """It could not carry out such an order."""
+    non_finite: NonFinite | None = None
+    """What it saw that is not finite: nobody applies that step."""
 
 
 @dataclass(frozen=True)
@@ -219,6 +221,20 @@ class EndedGeneration:
     """(node, incarnation) of each of its seats, without repeats, by rank."""
     blamed: str | None = None
     """The node that was at fault, if one alone was."""
+    error: str = ""
+    """What failed, in the program's words without who and where; empty: it said nothing."""
+    tail: str = ""
+    """The last lines that it wrote."""
+
+    @property
+    def reached(self) -> int:
+        """The last step that was done when it ended: its own, or what it resumed from."""
+        return max(self.committed, self.resumed_from.step if self.resumed_from else 0)
+
+    @property
+    def failed(self) -> bool:
+        """The program did, or what it computes."""
+        return self.charged or self.reason is Reason.NON_FINITE_LOSS
 
 
 @dataclass(frozen=True)

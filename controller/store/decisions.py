@@ -303,6 +303,8 @@ class Recorder:
             times = {"waiting_since": self.at if waiting else None}
             if action.state.is_over:
                 times["finished_at"] = self.at
+        # Paused by a fault is paused until somebody says otherwise, too.
+        paused = {"pause_wanted": True} if action.state is JobState.PAUSED else {}
         guarded(
             self.connection,
             jobs.update()
@@ -313,6 +315,7 @@ class Recorder:
                 reason=action.reason.value if action.reason else None,
                 message=action.message,
                 **times,
+                **paused,
             ),
             f"job {action.job}",
         )

@@ -26,7 +26,7 @@ from controller.core.words import count, times
 from controller.store import events
 from controller.store.rows import insert_new
 from controller.store.tables import checkpoints, generations, recoveries, seats, steps
-from trainer.contract.lineage import lineage
+from trainer.contract import lineage
 from trainer.contract.progress import Phase
 from trainer.contract.samples import expected_hash
 from trainer.contract.spec import ResumedFrom, Shape
@@ -47,26 +47,36 @@ class Link:
     last: int
 
 
+@dataclass(frozen=True)
+class _Ran:
+    number: int
+    resumed_from: ResumedFrom | None
+    committed: int
+
+
+@dataclass(frozen=True)
+class _Saved:
+    step: int
+    generation: int
+    resumed_from: ResumedFrom | None
+
+
 def lineage_of(connection: sa.Connection, job: str) -> dict[int, int | None]:
     """Generation -> the highest of its steps that counts (None: all)."""
-    rows = connection.execute(
-        sa.select(generations.c.number, generations.c.kind, generations.c.resumed_from).where(
-            generations.c.job == job,
-            (generations.c.committed > 0) | (generations.c.kind == "first_weights"),
+    ran = connection.execute(
+        sa.select(generations.c.number, generations.c.resumed_from, generations.c.committed).where(
+            generations.c.job == job
         )
-    ).all()
-    # A first-weights run that wrote nothing is no link; of several, the one resumed from counts.
-    written = set(
-        connection.execute(
-            sa.select(checkpoints.c.generation).where(checkpoints.c.job == job)
-        ).scalars()
     )
-    links = {
-        row.number: resumed_from(row.resumed_from)
-        for row in rows
-        if row.kind != "first_weights" or row.number in written
-    }
-    return lineage(links)
+    saved = connection.execute(
+        sa.select(checkpoints.c.step, checkpoints.c.generation, checkpoints.c.resumed_from).where(
+            checkpoints.c.job == job
+        )
+    )
+    return lineage.lineage_of(
+        [_Ran(g.number, resumed_from(g.resumed_from), g.committed) for g in ran],
+        [_Saved(c.step, c.generation, resumed_from(c.resumed_from)) for c in saved],
+    )
 
 
 def links_of(connection: sa.Connection, job: str) -> list[Link]:

@@ -189,8 +189,16 @@ def _said(
                 code=int(failed_line.code), details=failed_line.details[-4000:],
             )  # fmt: skip
             taken.decisive = True
+        case progress.NonFinite() as not_finite:
+            _update_seat(connection, seat, non_finite=_clean(not_finite.model_dump(mode="json")))
+            message = (
+                f"Rank {seat.rank} on {node}: {not_finite.what} is not finite at step"
+                f" {not_finite.step:,}, replica {not_finite.replica}."
+            )
+            _event(connection, at, EventType.TRAINER_NOT_FINITE, message, seat,
+                   step=not_finite.step)  # fmt: skip
+            taken.decisive = True
         case progress.Finished():
-            _update_seat(connection, seat, finished_at=at)
             taken.decisive = True
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from agent import wire
+from controller.core.failing import words_of
 from controller.core.jobspec import JobSpec
 from controller.core.states import GenerationState, JobState, NodeState, Reason
 from controller.core.world import (
@@ -32,7 +33,7 @@ from controller.store import conduct, history
 from controller.store.nodes import GONE
 from controller.store.tables import checkpoints, generations, jobs, nodes, orders, parts
 from trainer.contract.costs import LayerCosts
-from trainer.contract.progress import Failed, Halted, Phase
+from trainer.contract.progress import Failed, Halted, NonFinite, Phase
 
 OVER = [state.value for state in JobState if state.is_over]
 ENDED = GenerationState.ENDED.value
@@ -244,11 +245,13 @@ def _seat(row: Any) -> Seat:
         failed_at=row.failed_at or 0.0,
         stopped=row.stopped or 0,
         refused=row.save_failed is not None,
+        non_finite=NonFinite.model_validate(row.non_finite) if row.non_finite else None,
         exit=Exit(**row.exit, at=row.exit_at) if row.exit else None,
     )
 
 
 def _ended(row: Any, seated: Sequence[Any]) -> EndedGeneration:
+    error, tail = words_of([_seat(seat) for seat in seated])
     return EndedGeneration(
         number=row.number,
         kind=row.kind or "",
@@ -262,6 +265,8 @@ def _ended(row: Any, seated: Sequence[Any]) -> EndedGeneration:
         shape=history.shape_of(row.shape),
         nodes=tuple(dict.fromkeys((seat.node, seat.incarnation) for seat in seated)),
         blamed=row.blamed,
+        error=error,
+        tail=tail,
     )
 
 
@@ -288,6 +293,8 @@ def _checkpoints(
     rows = connection.execute(
         sa.select(checkpoints)
         .where(checkpoints.c.job.in_(ids))
+        # What was deleted is of no more use but as a link to a generation that nobody knows.
+        .where(checkpoints.c.deleted_at.is_(None) | ~_is_known(checkpoints))
         .order_by(checkpoints.c.step, checkpoints.c.generation)
     )
     saved: dict[str, list[Checkpoint]] = defaultdict(list)
@@ -308,6 +315,12 @@ def _checkpoints(
             )
         )
     return saved
+
+
+def _is_known(of: sa.Table) -> sa.ColumnElement[bool]:
+    """Whether the generation of a row is in the store."""
+    same = (generations.c.job == of.c.job) & (generations.c.number == of.c.generation)
+    return sa.exists().where(same)
 
 
 def _layers(connection: sa.Connection, row: Any) -> frozenset[int]:

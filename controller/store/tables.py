@@ -123,6 +123,8 @@ generations = sa.Table(
     sa.Column("ended_at", Seconds),
     sa.Column("end_reason", Word),
     sa.Column("end_because", sa.Text),
+    sa.Column("save_every", Seconds),  # seconds between saves, where the controller finds them out
+    sa.Column("save_because", sa.Text),
     sa.Column("charged", sa.Boolean, nullable=False),
     sa.Column("blamed", Word),  # the node at fault, if one alone was
     sa.Column("paths", sa.JSON(none_as_null=True)),  # node -> whom it does not reach; null: unsaid
@@ -149,7 +151,7 @@ seats = sa.Table(
     sa.Column("save_failed", sa.Text),  # why it could not write its share while standing still
     sa.Column("exit", sa.JSON(none_as_null=True)),
     sa.Column("exit_at", Seconds),
-    sa.Column("finished_at", Seconds),
+    sa.Column("non_finite", sa.JSON(none_as_null=True)),  # what it saw, as it said it
     _of_generation(),
 )
 sa.Index("ix_seats_node", seats.c.node, seats.c.incarnation)
@@ -205,6 +207,7 @@ parts = sa.Table(
     sa.Column("layer_count", Number, nullable=False),
     sa.Column("num_bytes", sa.BigInteger, nullable=False),
     sa.Column("seconds", Seconds),  # that writing it took; null when it was found
+    sa.Column("stall_seconds", Seconds),  # that training stood still for it
     sa.Column("at", Seconds, nullable=False),
 )
 sa.Index("ix_parts_job", parts.c.job, parts.c.at)
@@ -237,6 +240,7 @@ events = sa.Table(
     sqlite_autoincrement=True,
 )
 sa.Index("ix_events_job", events.c.job, events.c.seq)
+sa.Index("ix_events_at", events.c.at)
 
 recoveries = sa.Table(
     "recoveries",

@@ -20,6 +20,7 @@ from agent import wire
 from controller.api.auth import roles_for
 from controller.api.schemas import Problem
 from controller.store.tokens import Role
+from tests.fakes import story
 from tests.fakes.agents import JSON, facts
 from tests.fakes.served import Served, served
 from tests.fakes.waiting import until
@@ -506,3 +507,13 @@ def test_every_route_is_one_of_ours(controller: Served) -> None:
         route = context.original_route
         if isinstance(route, APIRoute) and route.body_field is not None:
             assert type(route).__name__ == "StrictRoute", context.path
+
+
+def test_a_drill_takes_no_node_of_another_job(tmp_path: Path) -> None:
+    with served(tmp_path, tick=1000, lost_after=1e6) as running:
+        story.tell(running.parts.store, running.parts.clock.now())
+        with running.client(Role.USER) as user:
+            assert user.post("/api/v1/jobs", json={"spec": SPEC | {"name": "b"}}).is_success
+            answer = user.post("/api/v1/jobs/b/actions/evict", json={"nodes": ["node-1"]})
+    assert answer.status_code == 409
+    assert "node-1 works for another job" in answer.json()["detail"]

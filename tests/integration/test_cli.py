@@ -131,7 +131,7 @@ def test_a_program_goes_up_with_its_folder_and_the_job_is_there(
     spec.write_text("name: mine\nprogram: mine.py\nnodes: 1\nbatch_size: 8\nsteps: 3\n")
     code, out, err = run("submit", str(spec), "-y")
     assert code == 0 and "Submitted mine as job_" in out, err
-    view = json.loads(run("status", "mine", "--json")[1])
+    view = json.loads(run("status", "mine", "--json")[1].splitlines()[-1])  # the log is there, too
     digest = view["spec"]["bundle"]
     with controller.client(Role.AGENT) as agent:
         content = agent.get(f"/api/v1/bundles/{digest}").content

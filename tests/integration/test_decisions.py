@@ -278,7 +278,7 @@ def test_of_an_ended_generation_only_what_is_true_for_ever_is_kept(told: Told) -
     assert [row.step for row in told.rows(tables.steps)] == [1, 2]
     assert [row.folder for row in told.rows(tables.parts)] == ["step-000002.g2"]
     (seat, _) = told.rows(tables.seats)
-    assert (seat.finished_at, seat.exit["signal"]) == (None, 9)
+    assert seat.exit["signal"] == 9
 
 
 def test_a_seat_speaks_only_through_its_own_node(told: Told) -> None:
@@ -458,3 +458,30 @@ def test_the_ledger_finds_what_is_wrong(told: Told) -> None:
     assert ledger().gap_at == 2 and "deadbeef" in ledger().gap
     alter("DELETE FROM steps WHERE step = 1")
     assert ledger().gap_at == 1
+
+
+def test_what_is_not_finite_is_kept_of_the_seat_that_saw_it(told: Told) -> None:
+    told.plan()
+    told.launch()
+    seen = progress.NonFinite(step=3, replica=1, stage=0, what="the loss of micro-batch 2")
+    told.report("vm-2", said(1, seen))
+    (job,) = told.world().jobs
+    assert job.current and [seat.non_finite for seat in job.current.seats] == [None, seen]
+    (event,) = [e for e in told.rows(tables.events) if e.type == "trainer_not_finite"]
+    assert "the loss of micro-batch 2 is not finite at step 3, replica 1" in event.message
+
+
+def test_a_job_that_is_paused_by_a_fault_stays_paused_until_it_is_resumed(told: Told) -> None:
+    paused = actions.MoveJob("job_a", JobState.PAUSED, Reason.NON_FINITE_LOSS, "Paused.")
+    told.decide(paused)
+    (job,) = told.world().jobs
+    assert (job.state, job.pause_wanted) == (JobState.PAUSED, True)
+    told.store.write(lambda c: jobs.pause(c, "job_a", "me", told.at, wanted=False)).result()
+    assert not told.world().jobs[0].pause_wanted
+
+
+def test_a_report_that_was_set_aside_leaves_an_event(told: Told) -> None:
+    told.report("vm-1", wire.SetAside(refused="said", because="422: no such kind", job="job_a"))
+    (event,) = [e for e in told.rows(tables.events) if e.type == "report_refused"]
+    assert (event.job, event.node) == ("job_a", "vm-1")
+    assert "422: no such kind" in event.message

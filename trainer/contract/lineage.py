@@ -19,7 +19,45 @@ class Placed(Protocol):
     def generation(self) -> int: ...
 
 
+class Ran(Protocol):
+    """A generation that is known."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def resumed_from(self) -> ResumedFrom | None: ...
+    @property
+    def committed(self) -> int: ...
+
+
+class Saved(Placed, Protocol):
+    """A checkpoint that is known, whole or not; its parts say what their writer resumed from."""
+
+    @property
+    def resumed_from(self) -> ResumedFrom | None: ...
+
+
 _P = TypeVar("_P", bound=Placed)
+
+
+def lineage_of(ran: Iterable[Ran], saved: Iterable[Saved]) -> dict[int, int | None]:
+    """The lineage of a job of which these generations and checkpoints are known.
+
+    Only generations that committed a step are links (a checkpoint past step 0 proves it as well as
+    a report); first weights are where a chain may end, and its newest end only while nothing was
+    trained.
+    """
+    ran, saved = tuple(ran), tuple(saved)
+    known = {g.number: g.resumed_from for g in ran}
+    links = {g.number: g.resumed_from for g in ran if g.committed > 0}
+    for found in saved:
+        if found.step > 0:
+            links.setdefault(found.generation, known.get(found.generation, found.resumed_from))
+    newest_link = max(links, default=None)
+    for found in saved:
+        if found.step == 0:
+            links.setdefault(found.generation, None)
+    return lineage(links, newest_link)
 
 
 def lineage(

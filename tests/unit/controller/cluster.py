@@ -22,6 +22,7 @@ from controller.core.actions import (
     Salvage,
     StandStill,
 )
+from controller.core.failing import words_of
 from controller.core.jobspec import JobSpec
 from controller.core.reconcile import reconcile
 from controller.core.states import GenerationState, JobState, NodeState, move
@@ -137,7 +138,12 @@ class Cluster:
                 since = since if state is JobState.WAITING else 0.0
                 assert message
                 self.jobs[job_id] = replace(
-                    job, state=state, reason=reason, message=message, waiting_since=since
+                    job,
+                    state=state,
+                    reason=reason,
+                    message=message,
+                    waiting_since=since,
+                    pause_wanted=job.pause_wanted or state is JobState.PAUSED,
                 )
             case PlanGeneration(job_id, number, node_name, incarnation, because):
                 job = self._unfinished(job_id)
@@ -153,6 +159,7 @@ class Cluster:
                 current = job.current
                 assert current is not None and current.number == number
                 move(current.state, GenerationState.ENDED)
+                error, tail = words_of(current.seats)
                 over = EndedGeneration(
                     number=number,
                     kind=current.kind,
@@ -166,6 +173,8 @@ class Cluster:
                     shape=current.shape,
                     nodes=current.nodes,
                     blamed=blamed,
+                    error=error,
+                    tail=tail,
                 )
                 self.jobs[job_id] = replace(job, current=None, past=(*job.past, over))
             case MoveGeneration(job_id, number, generation_state):

@@ -461,8 +461,8 @@ def test_a_program_that_never_gets_going_stops_after_its_restarts(
 
 def test_pauses_double_and_progress_resets_them() -> None:
     cluster = running(4, submitted=job(recovery={"max_restarts": 9}))
-    for pause in ("1 s", "2 s", "4 s"):
-        cluster.fail(0, ExitCode.PROGRAM_ERROR)
+    for pause, how in (("1 s", "one way"), ("2 s", "another"), ("4 s", "a third")):
+        cluster.fail(0, ExitCode.PROGRAM_ERROR, how)
         cluster.settle()
         assert the_job(cluster).message.endswith(f"follows in {pause}.")
         cluster.pass_time(4)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.contract.lineage import lineage, newest_complete
+from trainer.contract.lineage import lineage, lineage_of, newest_complete
 from trainer.contract.spec import ResumedFrom
 
 
@@ -68,3 +68,33 @@ def test_a_lineage_always_ends_and_falls(links: Mapping[int, ResumedFrom | None]
     chain = lineage(links)
     assert list(chain) == sorted(chain, reverse=True)
     assert set(links) == set() or max(links) in chain
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A generation."""
+
+    number: int
+    resumed_from: ResumedFrom | None = None
+    committed: int = 0
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint, with what its parts say."""
+
+    step: int
+    generation: int
+    resumed_from: ResumedFrom | None = None
+
+
+def test_a_checkpoint_proves_a_generation_that_nobody_knows() -> None:
+    """The store is an old copy: generation 3 is known by what it left in the folder alone."""
+    ran = [Ran(1), Ran(2, after(0, 1), committed=14), Ran(4, after(20, 3), committed=25)]
+    saved = [Saved(0, 1), Saved(10, 2), Saved(20, 3, after(10, 2))]
+    assert lineage_of(ran, saved) == {4: None, 3: 20, 2: 10, 1: 0}
+
+
+def test_first_weights_written_again_void_nothing_that_was_trained() -> None:
+    ran = [Ran(1), Ran(2, after(0, 1), committed=14), Ran(3)]
+    assert lineage_of(ran, [Saved(0, 1), Saved(10, 2), Saved(0, 3)]) == {2: None, 1: 0}
