@@ -282,7 +282,7 @@ class Node:
         self._do(self._staging.keep_only({other.spec.job for other in self._seats}))
         seat.uploads = Uploads(staging, spec, partial(self._say, seat), self._do)
         self._uploads.append(seat.uploads)
-        return await staging.prepared(spec)
+        return await staging.prepared(spec, lambda: not seat.is_ending)
 
     def _could_not_load(self, number: int, seat: _Seat, because: str) -> None:
         """The trainer would have ended for the same reason, had it reached the store itself."""

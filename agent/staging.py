@@ -15,7 +15,7 @@ import secrets
 import shutil
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -45,8 +45,8 @@ _PATIENCE_SECONDS = 30.0
 _SLOWEST = 1e6
 """Bytes a second; what is slower counts as stalled."""
 _AT_ONCE = 4
-_FETCH_TRIES = 3
 _LONGEST_PAUSE = 10.0
+_LONGEST_LOAD_PAUSE = 1.0
 _GIVE_UP_SECONDS = 600.0
 
 _T = TypeVar("_T")
@@ -104,10 +104,13 @@ class JobStaging:
 
     # ---- in
 
-    async def prepared(self, spec: RunSpec) -> RunSpec:
+    async def prepared(
+        self, spec: RunSpec, is_wanted: Callable[[], bool] = lambda: True
+    ) -> RunSpec:
         """The spec with local folders in it; what the trainer will load is there on return.
 
-        Raises StoreError.
+        What is not in the store yet is looked for again while the spec's time and ``is_wanted``
+        allow. Raises StoreError.
         """
         update: dict[str, object] = {
             "saving": spec.saving.model_copy(update={"root": str(self.root)})
@@ -116,10 +119,14 @@ class JobStaging:
             folder = spec.load_from.rsplit("/", 1)[-1]
             stage = Seat.of(spec.rank, spec.shape).stage
             layers = range(spec.cuts[stage], spec.cuts[stage + 1])
-            update["load_from"] = str(await self._load(folder, layers))
+            load = partial(self._load, folder, layers, is_wanted)
+            deadline = time.monotonic() + spec.load_seconds
+            update["load_from"] = str(await _tried(load, deadline, is_wanted))
         return spec.model_copy(update=update)
 
-    async def _load(self, folder: str, layers: Iterable[int]) -> Path:
+    async def _load(
+        self, folder: str, layers: Iterable[int], is_wanted: Callable[[], bool]
+    ) -> Path:
         """Bring ``layers`` of the checkpoint ``folder`` here, with what they borrow.
 
         The local part files name what is here and nothing else, so that the folder is whole.
@@ -127,20 +134,34 @@ class JobStaging:
         if FolderName.parse(folder) is None:
             raise StoreError(f"{folder!r} is not the name of a checkpoint")
         async with self._loading:
+            if not is_wanted():  # and others may be reading what it would clear away
+                raise StoreError(f"{folder} is not wanted any more")
             for old in self._loads.iterdir() if self._loads.is_dir() else ():
                 if old.name != folder:
                     shutil.rmtree(old, ignore_errors=True)
-            parts = await _tried(partial(self.remote.parts, folder))
+            parts = await in_thread(partial(self._parts, folder, layers), _PATIENCE_SECONDS)
             self._wanted[folder] |= _with_owners(layers, parts)
             local, files = self._loads / folder, _chosen(parts, self._wanted[folder])
             local.mkdir(parents=True, exist_ok=True)
-            fetches = [self._fetch(folder, file) for chosen in files.values() for file in chosen]
-            await asyncio.gather(*fetches)
+            chosen = [file for of_rank in files.values() for file in of_rank]
+            fetches = (self._fetch(folder, file) for file in chosen)
+            # Each is over before another try begins: two would write one file.
+            for failure in await asyncio.gather(*fetches, return_exceptions=True):
+                if isinstance(failure, BaseException):
+                    raise failure
             for part in parts:
                 if part.rank in files:
                     here = part.model_copy(update={"files": tuple(files[part.rank])})
                     write_json(local / part_file(part.rank), here)
             return local
+
+    def _parts(self, folder: str, layers: Iterable[int]) -> tuple[Part, ...]:
+        """The checkpoint's parts, which hold ``layers``. Blocks."""
+        parts = self.remote.parts(folder)
+        if missing := set(layers).difference(*(part.layers for part in parts)):
+            layer = min(missing)
+            raise StoreError(f"{self.remote.url}/{folder} has no part that holds layer {layer}")
+        return parts
 
     async def _fetch(self, folder: str, file: LayerFile) -> None:
         local = self._loads / folder
@@ -154,7 +175,7 @@ class JobStaging:
         fetch = partial(self.remote.fetch, f"{folder}/{file.name}", aside)
         async with self._slots:
             for _ in range(2):  # a file that came damaged may come whole
-                await _tried(fetch, file.num_bytes)
+                await in_thread(fetch, _patience(file.num_bytes))
                 beside = file.model_copy(update={"name": aside.name})
                 with contextlib.suppress(Unusable):
                     await asyncio.to_thread(check_content, local, beside)
@@ -247,18 +268,19 @@ def _patience(num_bytes: int) -> float:
     return _PATIENCE_SECONDS + num_bytes / _SLOWEST
 
 
-async def _tried(work: Callable[[], _T], num_bytes: int = 0) -> _T:
-    """What ``work`` gives, at the third try at the latest. Raises StoreError."""
+async def _tried(
+    work: Callable[[], Awaitable[_T]], deadline: float, is_wanted: Callable[[], bool]
+) -> _T:
+    """What ``work`` gives, at a try before ``deadline``. Raises StoreError."""
     pause = 0.1
-    for rest in reversed(range(_FETCH_TRIES)):
+    while True:
         try:
-            return await in_thread(work, _patience(num_bytes))
+            return await work()
         except StoreError:
-            if not rest:
+            if time.monotonic() + pause > deadline or not is_wanted():
                 raise
-            await asyncio.sleep(pause)
-            pause *= 4
-    raise AssertionError("the last try returns or raises")
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_LOAD_PAUSE)
 
 
 class Uploads:

@@ -237,6 +237,7 @@ def test_a_store_that_cannot_be_reached_ends_a_trainer_as_if_it_had_tried_itself
         update={
             "saving": Saving(root="nosuch://store/job_a"),
             "load_from": "nosuch://store/job_a/step-000010.g1",
+            "load_seconds": 0.1,
         }
     )
     with agent(mother, controller, tmp_path):

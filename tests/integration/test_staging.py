@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from agent import folder, wire
+from agent.patience import in_thread
 from agent.staging import JobStaging, Staging, StaleError, Uploads
 from tests.fakes.waiting import until_soon
 from tests.fakes.zygotes import run_spec
@@ -151,6 +152,42 @@ def test_a_file_that_comes_damaged_is_fetched_again(
     assert told.load_from and len(spoilt) > 1
     for layer, state in read_layers(told.load_from, range(4, 7)).items():
         assert_same(state, trained_states()[layer])
+
+
+@pytest.mark.parametrize("name", ["layer-005.*", "part-2.json"])
+def test_what_comes_late_is_waited_for_and_what_stays_away_is_named(
+    local: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    asyncio.run(upload_all(staged(local, tmp_path / "one"), local))
+    (late,) = (tmp_path / "store" / "job_a" / FOLDER).glob(name)
+    late.rename(tmp_path / "aside")
+    other = Staging(tmp_path / "two").of(spec(local))
+    assert other
+    failures: list[str] = []
+
+    async def noting(work: Callable[[], Any], seconds: float) -> Any:
+        try:
+            return await in_thread(work, seconds)
+        except StoreError as error:
+            failures.append(str(error))
+            raise
+
+    async def loaded() -> RunSpec:
+        loading = asyncio.ensure_future(other.prepared(wanted(60.0)))
+        await until_soon(lambda: failures)
+        (tmp_path / "aside").rename(late)
+        return await loading
+
+    def wanted(seconds: float) -> RunSpec:
+        return spec(local, 2, load_from=f"{local}/{FOLDER}", load_seconds=seconds)
+
+    monkeypatch.setattr("agent.staging.in_thread", noting)
+    with pytest.raises(StoreError):
+        asyncio.run(other.prepared(wanted(0.05)))
+    assert "has no part that holds layer 4" in failures[0] or late.name in failures[0]
+    failures.clear()
+    told = asyncio.run(loaded())
+    assert told.load_from and set(read_layers(told.load_from, range(4, 7))) == {4, 5, 6}
 
 
 # --- Orders -----------------------------------------------------------------------------------
