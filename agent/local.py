@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -25,7 +26,7 @@ from pydantic import ValidationError
 from agent import solo
 from agent.launcher import LaunchError, Zygote
 from trainer.contract.checkpoints import FolderName, complete, scan, to_resume
-from trainer.contract.progress import Inspected, Line, SaveFailed, StepCommitted
+from trainer.contract.progress import Evaluated, Inspected, Line, SaveFailed, StepCommitted
 from trainer.contract.spec import (
     Address,
     Frozen,
@@ -117,7 +118,8 @@ async def _try(options: argparse.Namespace) -> None:
             async with contextlib.AsyncExitStack() as ending:
                 zygote = await Zygote.start()
                 ending.push_async_callback(zygote.close)
-                run = _Run(request, job, root, Path(temporary), agreed, zygote)
+                hear = partial(_hear, options.json)
+                run = _Run(request, job, root, Path(temporary), hear, agreed, zygote)
                 await run.train(shape, start or await run.first_weights(shape.micro_batch))
         except (LaunchError, solo.SoloError) as error:
             raise TryError(str(error)) from error
@@ -142,6 +144,7 @@ class _Run:
     job: str
     root: Path
     logs: Path
+    hear: Callable[[int, Line], None]
     agreed: Callable[[StepCommitted], None]
     zygote: Zygote
 
@@ -176,7 +179,7 @@ class _Run:
             }
         )
         specs = [spec.model_copy(update={"rank": rank}) for rank in range(shape.world)]
-        await solo.run(self.zygote, specs, self.logs, _warn, self.agreed)
+        await solo.run(self.zygote, specs, self.logs, self.hear, self.agreed)
 
     def _spec(self, kind: RunKind, generation: int, shape: Shape) -> RunSpec:
         return RunSpec(
@@ -202,7 +205,16 @@ def _cuts(wanted: tuple[int, ...] | None, layers: int, depth: int) -> tuple[int,
     return cuts
 
 
-def _warn(rank: int, line: Line) -> None:
+def _hear(is_json: bool, rank: int, line: Line) -> None:
+    if isinstance(line, Evaluated) and not rank:
+        shown = line.model_dump(include={"step", "loss", "samples", "metrics"})
+        loss = "not a number" if line.loss is None else f"{line.loss:.6g}"
+        print(
+            json.dumps({"evaluation": shown})
+            if is_json
+            else f"held-out loss after step {line.step}: {loss}",
+            flush=True,
+        )
     if isinstance(line, SaveFailed):
         print(
             f"Checkpoint at step {line.step} failed on rank {rank}: {line.message}. "

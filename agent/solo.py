@@ -6,7 +6,15 @@ from pathlib import Path
 
 from agent.launcher import Exit, Trainer, Zygote
 from agent.logs import tail
-from trainer.contract.progress import ExitCode, Failed, Halted, Line, StepCommitted
+from trainer.contract.progress import (
+    ExitCode,
+    Failed,
+    Halted,
+    Line,
+    NonFinite,
+    StepCommitted,
+    Stopped,
+)
 from trainer.contract.spec import RunSpec
 
 LAST_WORDS_SECONDS = 3.0
@@ -87,6 +95,8 @@ class Heard:
         self._steps: dict[int, dict[int, StepCommitted]] = {}
         self._failed: dict[int, Failed] = {}
         self._halted: dict[int, Halted] = {}
+        self._non_finite: list[NonFinite] = []
+        self._stopped: set[int] = set()
         self._exits: dict[int, Exit] = {}
 
     @property
@@ -97,7 +107,8 @@ class Heard:
     def in_trouble(self) -> bool:
         odd = any(exit_ != Exit(code=ExitCode.DONE) for exit_ in self._exits.values())
         untold = self.all_ended and self._steps
-        return bool(odd or untold or self._failed or self._halted)
+        stands_still = len(self._stopped) == self._world
+        return bool(odd or untold or stands_still or self._failed or self._halted)
 
     def take(self, rank: int, event: Line | Exit) -> None:
         if isinstance(event, Exit):
@@ -111,6 +122,10 @@ class Heard:
                 self._failed[rank] = event
             case Halted():
                 self._halted[rank] = event
+            case NonFinite():
+                self._non_finite.append(event)
+            case Stopped():
+                self._stopped.add(rank)
 
     def _commit(self, rank: int, line: StepCommitted) -> None:
         of_step = self._steps.setdefault(line.step, {})
@@ -132,6 +147,11 @@ class Heard:
         told = {r: f for r, f in self._failed.items() if f.code != ExitCode.PEER_LOST}
         if told:
             return next(iter(told.values())).message
+        for said in self._non_finite:
+            return (
+                f"Step {said.step} is not finite: {said.what} (replica {said.replica}, "
+                f"stage {said.stage}). All is as it was after step {said.step - 1}."
+            )
         for rank, exit_ in self._exits.items():
             if rank not in self._failed and exit_.code not in (ExitCode.DONE, ExitCode.LEFT):
                 return _sentence(rank, exit_, tail(log_of(self._logs, rank)))

@@ -14,6 +14,7 @@ from controller.core.states import GenerationState, Reason
 from controller.store import history
 from controller.store.tables import (
     checkpoints,
+    evaluations,
     generations,
     jobs,
     nodes,
@@ -27,6 +28,7 @@ from trainer.contract.topology import Seat
 
 WORKING = [GenerationState.LAUNCHING, GenerationState.RUNNING, GenerationState.DRAINING,
            GenerationState.HALTED]  # fmt: skip
+_MOST_EVALUATIONS = 1000
 
 
 # ---- generations
@@ -234,7 +236,39 @@ def series_view(connection: sa.Connection, row: Any, points: int) -> schemas.Ser
         points=tuple(_point(step, chain) for step in found),
         thinned=len(found) < total,
         capacity=tuple(_capacity(connection, row)),
+        evaluations=tuple(_evaluations(connection, row.id, chain)),
     )
+
+
+def newest_evaluation(connection: sa.Connection, job: str) -> schemas.EvaluationPoint | None:
+    """The newest that counts."""
+    chain = history.lineage_of(connection, job)
+    every = _evaluations(connection, job, chain)
+    return next((one for one in reversed(every) if not one.superseded), None)
+
+
+def _evaluations(
+    connection: sa.Connection, job: str, chain: dict[int, int | None]
+) -> list[schemas.EvaluationPoint]:
+    newest = (
+        sa.select(evaluations)
+        .where(evaluations.c.job == job)
+        .order_by(evaluations.c.at.desc())
+        .limit(_MOST_EVALUATIONS)
+    )
+    return [
+        schemas.EvaluationPoint(
+            step=row.step,
+            at=moment(row.at),
+            generation=row.generation,
+            loss=row.loss,
+            metrics=row.metrics,
+            samples=row.samples,
+            seconds=row.seconds,
+            superseded=not counts(row, chain),
+        )
+        for row in reversed(connection.execute(newest).all())
+    ]
 
 
 def _point(row: Any, chain: dict[int, int | None]) -> schemas.SeriesPoint:

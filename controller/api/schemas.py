@@ -134,6 +134,8 @@ class JobView(View):
     """Of ``step``; null when there is none or it is not finite."""
     non_finite: bool = False
     """The newest step's loss was NaN or infinite."""
+    evaluation: "EvaluationPoint | None" = None
+    """The newest that counts."""
     examples_per_second: float | None
     step_time_seconds: float | None
     """Median of the newest steps of the running generation."""
@@ -274,6 +276,21 @@ class SeriesPoint(View):
     """Lost by a roll-back: a later generation did the step again."""
 
 
+class EvaluationPoint(View):
+    """The held-out samples, with the weights as they were after step ``step``."""
+
+    step: int
+    at: datetime
+    generation: int
+    loss: float | None
+    """Null when it is not finite."""
+    metrics: dict[str, float]
+    samples: int
+    seconds: float
+    superseded: bool
+    """Of a step that a later generation did again."""
+
+
 class CapacityPoint(View):
     """From ``at`` on: ``live`` nodes connected, ``used`` of them seated by this job."""
 
@@ -290,6 +307,8 @@ class SeriesView(View):
     thinned: bool
     """Not every step is among the points."""
     capacity: tuple[CapacityPoint, ...]
+    evaluations: tuple[EvaluationPoint, ...] = ()
+    """The newest thousand, by time."""
 
 
 class LogView(View):
@@ -438,6 +457,8 @@ class Tick(View):
     loss: float | None
     examples_per_second: float | None
     at: datetime
+    evaluated: int | None = None
+    """The step of the newest evaluation."""
 
 
 # ---- errors

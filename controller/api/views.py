@@ -83,6 +83,7 @@ def _job_view(connection: sa.Connection, row: Any, ready: int, sums: Any) -> sch
         batch_size=spec.batch_size,
         loss=loss,
         non_finite=non_finite,
+        evaluation=past.newest_evaluation(connection, row.id) if spec.evaluate_every else None,
         examples_per_second=spec.batch_size / seconds if seconds else None,
         step_time_seconds=seconds or None,
         last_checkpoint_step=_last_checkpoint(connection, row.id),
@@ -280,10 +281,22 @@ def ticks(connection: sa.Connection, now: float, job: str | None) -> list[schema
         speed = row.spec["batch_size"] / seconds if seconds else None
         found.append(
             schemas.Tick(
-                job=row.job, step=step, loss=loss, examples_per_second=speed, at=moment(now)
+                job=row.job,
+                step=step,
+                loss=loss,
+                examples_per_second=speed,
+                at=moment(now),
+                evaluated=_evaluated(connection, row),
             )
         )
     return found
+
+
+def _evaluated(connection: sa.Connection, row: Any) -> int | None:
+    if not row.spec.get("evaluate_every"):
+        return None
+    newest = past.newest_evaluation(connection, row.job)
+    return newest.step if newest else None
 
 
 # ---- seats

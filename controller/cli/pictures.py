@@ -121,6 +121,9 @@ def _figures(job: JobView, now: datetime) -> RenderableType:
          "Recoveries", words.recoveries(job) + lost],
         ["Age", words.since(job.submitted_at, ended), "Batch", f"{job.batch_size:,}"],
     ]  # fmt: skip
+    if job.evaluation is not None:
+        rows.append(["Held-out loss", words.number(job.evaluation.loss, 4),
+                     "After step", f"{job.evaluation.step:,}"])  # fmt: skip
     made = output.table(["", "", "", ""], rows)
     made.show_header = False
     return made

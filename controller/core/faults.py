@@ -20,7 +20,9 @@ FIRST_WEIGHTS_PATIENCE = 5
 """Building the whole model once may take so many launch deadlines."""
 STEPS_OF_SILENCE = 20
 """A hang is no step for so many times the usual; never less than ``hang_after``."""
-_AT_FIRST_STEP = (Phase.FIRST_STEP, Phase.STEP, Phase.SAVE, Phase.HALTED, Phase.DONE)
+_AT_FIRST_STEP = (
+    Phase.FIRST_STEP, Phase.STEP, Phase.EVALUATION, Phase.SAVE, Phase.HALTED, Phase.DONE
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

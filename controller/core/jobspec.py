@@ -144,6 +144,8 @@ class JobSpec(Strict):
     seed: Whole = 0
     clip_grad_norm: FINITE_POSITIVE | None = None
     precision: Precision = "float32"
+    evaluate_every: Annotated[Whole, Field(ge=1)] | None = None
+    """Steps between two evaluations on the program's ``eval_dataset``."""
     plan: Plan = Plan()
     checkpoint: Checkpointing = Checkpointing()
     recovery: Recovery = Recovery()
@@ -177,6 +179,7 @@ class JobSpec(Strict):
             seed=self.seed,
             clip_grad_norm=self.clip_grad_norm,
             precision=self.precision,
+            evaluate_every=self.evaluate_every,
             schedule=self.plan.schedule,
         )
 

@@ -20,7 +20,7 @@ from controller.store import events, history
 from controller.store.folders import take_listing, take_part
 from controller.store.nodes import reported, take_notice
 from controller.store.rows import changed, insert_new
-from controller.store.tables import generations, jobs, nodes, orders, seats
+from controller.store.tables import evaluations, generations, jobs, nodes, orders, seats
 from controller.store.tables import steps as steps_table
 from trainer.contract import progress
 from trainer.contract.checkpoints import FolderName
@@ -146,6 +146,12 @@ def _said(
         case progress.StepCommitted() as step:
             first = _step(connection, seat, step, at, over)
             taken.decisive = taken.decisive or first
+        case progress.Evaluated() as found:
+            insert_new(
+                connection, evaluations, job=seat.job, generation=seat.generation, step=found.step,
+                at=at, loss=found.loss, samples=found.samples, seconds=found.seconds,
+                metrics=found.metrics,
+            )  # fmt: skip
         case progress.PartWritten() as part:
             begun = history.resumed_from(seat.resumed_from)
             take_part(connection, seat.job, part, seat.generation, seat.rank, begun, at)

@@ -196,6 +196,20 @@ steps = sa.Table(
     _of_generation(),
 )
 
+evaluations = sa.Table(
+    "evaluations",
+    metadata,
+    sa.Column("job", Id, primary_key=True),
+    sa.Column("generation", Number, primary_key=True),
+    sa.Column("step", Number, primary_key=True),
+    sa.Column("at", Seconds, nullable=False),
+    sa.Column("loss", Seconds),
+    sa.Column("samples", sa.BigInteger, nullable=False),
+    sa.Column("seconds", Seconds, nullable=False),
+    sa.Column("metrics", sa.JSON, nullable=False),
+    _of_generation(),
+)
+
 # A folder may be found whose generation this store never knew, hence no foreign key to generations.
 parts = sa.Table(
     "parts",

@@ -64,7 +64,7 @@ def test_a_job_runs_from_submission_to_its_final_checkpoint(
     fleet: Fleet, user: httpx2.Client, tmp_path: Path
 ) -> None:
     fleet.add("vm-1", "vm-2", "vm-3", "vm-4")
-    submit(user, tmp_path, nodes="4")
+    submit(user, tmp_path, nodes="4", evaluate_every=10)
     until(lambda: job(user).state.is_over, 20)
     view = job(user)
     assert (view.state, view.reason, view.step, view.recoveries) == ("succeeded", "done", 30, 0)
@@ -79,6 +79,11 @@ def test_a_job_runs_from_submission_to_its_final_checkpoint(
     series = user.get("/api/v1/jobs/a/series").json()
     assert [point["step"] for point in series["points"]] == list(range(1, 31))
     assert max(point["used"] for point in series["capacity"]) == 4
+    assert [(one["step"], one["loss"]) for one in series["evaluations"]] == [
+        (step, 6.0 / step) for step in (10, 20, 30)
+    ]
+    assert view.evaluation is not None
+    assert (view.evaluation.step, view.evaluation.metrics) == (30, {"accuracy": 0.5})
 
 
 @pytest.mark.parametrize("controller", [{"lost_after": 60, "suspect_after": 30}], indirect=True)

@@ -41,7 +41,7 @@ def run(
     **args: Any,
 ) -> Generation:
     training = Training(batch_size=BATCH, steps=steps, seed=SEED, precision=precision)
-    program = Program(source=str(path("spoilt")), args={"how": how, "sample": SPOILT} | args)
+    program = Program(source=str(path("spoilt")), args={"how": how, "sample": SPOILT, **args})
     if not root.exists():
         assert trainers.first_weights(root, program, training, MICRO_BATCH).codes == [0]
     depth, replicas = map(int, shape.split("x"))

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.integration
 
 LONG = Training(batch_size=12, steps=1_000_000)
 SHORT = Training(batch_size=12, steps=8)
+GPIPE = SHORT.model_copy(update={"schedule": "gpipe"})
 
 
 def odd(how: str = "is slow") -> Program:
@@ -193,7 +194,11 @@ def test_buffers_that_change_in_forward_are_refused_before_anything_is_trained(
     [
         ({"device": "cuda:0"}, "device cuda:0", ExitCode.PROGRAM_ERROR),
         ({"cuts": (0, 1, 3)}, "do not split 4 layers into 2 stages", ExitCode.PROGRAM_ERROR),
-        ({"in_flight": (1, 1)}, "stage 0 needs 3 micro-batches in flight", ExitCode.INTERNAL),
+        (
+            {"in_flight": (1, 1), "training": GPIPE},
+            "stage 0 needs 4 micro-batches in flight",
+            ExitCode.INTERNAL,
+        ),
     ],
 )
 def test_a_spec_that_cannot_be_carried_out_is_refused_with_a_sentence(

@@ -96,6 +96,22 @@ def test_what_goes_wrong_is_one_sentence_and_exit_code_1(
     assert not list((tmp_path / "tmp").glob("varuna-*"))
 
 
+def test_it_evaluates_on_held_out_samples(tmp_path: Path) -> None:
+    training = {"batch_size": 24, "steps": 4, "evaluate_every": 3}
+    code, said, _ = tried(tmp_path, "--shape", "2x1", program="ladder", training=training)
+    assert code == 0
+    found = [line["evaluation"] for line in said if "evaluation" in line]
+    assert [(one["step"], one["samples"]) for one in found] == [(3, 10), (4, 10)]
+
+
+def test_a_step_that_is_not_finite_ends_it_with_a_sentence(tmp_path: Path) -> None:
+    args = {"how": "loss", "sample": 0, "samples": 24}
+    code, steps, said = tried(tmp_path, "--shape", "2x1", program="spoilt", args=args)
+    assert (code, steps) == (1, [])
+    assert "Step 1 is not finite: the loss of micro-batch" in said
+    assert "(replica 0, stage 1). All is as it was after step 0." in said
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_is_left_however_it_is_ended(tmp_path: Path, number: int) -> None:
     with trying(tmp_path, "--shape", "2x1", steps=100_000) as process:

@@ -132,9 +132,11 @@ function lossTable() {
   const kept = new Map();
   const lost = new Map();
   for (const p of data.series.points) (p.superseded ? lost : kept).set(p.step, p.loss);
-  const steps = [...new Set([...kept.keys(), ...lost.keys()])].sort((a, b) => a - b);
+  const heldOut = new Map();
+  for (const p of data.series.evaluations) if (!p.superseded) heldOut.set(p.step, p.loss);
+  const steps = [...new Set([...kept.keys(), ...lost.keys(), ...heldOut.keys()])].sort((a, b) => a - b);
   const column = (values) => steps.map((step) => (values.has(step) ? values.get(step) : null));
-  return [steps, column(kept), column(lost)];
+  return [steps, column(kept), column(lost), column(heldOut)];
 }
 
 function replayed() {
@@ -158,6 +160,8 @@ function lossOptions() {
       { label: "loss", stroke: colour("kept"), width: 2, points: { show: false }, value: (_, v) => v?.toFixed(5) ?? "–" },
       { label: "lost attempt", stroke: colour("lost"), width: 1.5, dash: [3, 3], points: { show: true, size: 4 },
         spanGaps: false, value: (_, v) => v?.toFixed(5) ?? "–" },
+      { label: "held-out", show: data.series.evaluations.length > 0, stroke: colour("live"), width: 1.5,
+        points: { show: true, size: 5 }, spanGaps: true, value: (_, v) => v?.toFixed(5) ?? "–" },
     ],
     axes: [axis({ size: 28 }), axis({ size: 52 })],
   };
@@ -173,7 +177,7 @@ function axis(more) {
 const KINDS = {
   capacity: { height: 225, table: capacityTable, options: capacityOptions, head: ["Time", "Connected", "Used"],
               cell: (v, column) => (column ? v : clock(v)) },
-  loss: { height: 205, table: lossTable, options: lossOptions, head: ["Step", "Loss", "Lost attempt"],
+  loss: { height: 205, table: lossTable, options: lossOptions, head: ["Step", "Loss", "Lost attempt", "Held-out"],
           cell: (v, column) => (v === null ? "–" : column ? v.toFixed(5) : v) },
 };
 
@@ -183,7 +187,11 @@ function draw() {
     const table = kind.table();
     if (!table[0].length) { say(place, place.dataset.empty); continue; }
     if (place.dataset.as === "table") { drawTable(place, kind, table); continue; }
-    if (charts[name]) { charts[name].setData(table); continue; }
+    if (charts[name]) {
+      charts[name].setData(table);
+      if (name === "loss") charts[name].setSeries(3, { show: data.series.evaluations.length > 0 });
+      continue;
+    }
     place.replaceChildren();
     charts[name] = new uPlot({ width: place.clientWidth, height: kind.height, ...kind.options() }, table, place);
   }
@@ -228,6 +236,7 @@ document.addEventListener("click", (click) => {
 
 document.addEventListener("varuna:tick", ({ detail: said }) => {
   if (!data || said.job !== job) return;
+  if (said.evaluated !== null && !data.series.evaluations.some((p) => p.step === said.evaluated)) loadSoon();
   const last = data.series.points.at(-1);
   if (last && said.step <= last.step) { loadSoon(); return; }  // it went back: a recovery
   data.series.points.push({ step: said.step, loss: said.loss, superseded: false });

@@ -53,7 +53,9 @@ def dataset(args):
     if args["how"] == "input":
         x[args["sample"], 2] = torch.nan
     spoils = args["how"] == "loss"
-    return [{"x": torch.cat([a, b]), "spoils": spoils * b[0]} for a, b in zip(x, flags, strict=True)]
+    return [
+        {"x": torch.cat([a, b]), "spoils": spoils * b[0]} for a, b in zip(x, flags, strict=True)
+    ]
 
 
 def eval_dataset(args):
