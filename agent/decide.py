@@ -9,7 +9,7 @@ is gone, and carries out what is answered.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from agent.wire import ForwardOrder, Look, OrderBody, Passed, SaveLayers, Start, Stop
+from agent.wire import Connect, ForwardOrder, Look, OrderBody, Passed, SaveLayers, Start, Stop
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def decide(standing: Standing, runners: Iterable[Runner]) -> tuple[Action, ...]:
         match body:
             case Start() if body.spec.generation < newest:
                 answers.append(_void(number, body.spec.generation, newest))
-            case Look() if body.generation < newest:
+            case Look() | Connect() if body.generation < newest:
                 answers.append(_void(number, body.generation, newest))
             case Start() if _place(body) in here:
                 answers.append(Answer(number))
@@ -131,7 +131,7 @@ def _meant(body: OrderBody) -> int:
     match body:
         case Start():
             return body.spec.generation
-        case Look():
+        case Look() | Connect():
             return body.generation
         case Stop():
             return body.up_to_generation + 1

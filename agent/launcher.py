@@ -64,6 +64,7 @@ class Trainer:
         self._reader = reader
         self._writer = writer
         self._events: asyncio.Queue[Line | Exit] = asyncio.Queue()
+        self._has_spoken = False
 
     async def events(self) -> AsyncIterator[Line | Exit]:
         """All that it says, in order, and at last its :class:`Exit`. To be read once."""
@@ -75,6 +76,14 @@ class Trainer:
         """Pass an order; it is lost when the trainer is gone, as its exit will tell."""
         if not self._writer.is_closing():
             self._writer.write(ORDER.dump_json(order) + b"\n")
+
+    def dump(self) -> None:
+        """Have it write all its stacks into its log. Only for one that has said something: a fork
+        that is not a trainer yet would die of the signal.
+        """
+        if self._has_spoken and not self._process.gone.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGUSR2)
 
     async def kill(self) -> None:
         """SIGKILL its whole session; :meth:`ended` tells when it is gone."""
@@ -92,6 +101,7 @@ class Trainer:
         try:
             while text := await self._next_line():
                 self._events.put_nowait(LINE.validate_json(text))
+                self._has_spoken = True
         except ValidationError:
             await self.kill()
         finally:

@@ -18,6 +18,7 @@ from agent.client import ControllerError
 from agent.decide import Answer, CarryOut, Kill, Runner, Standing, decide, is_for
 from agent.launcher import Exit, LaunchError, Trainer, Zygote
 from agent.logs import tail
+from agent.paths import unreached
 from agent.patience import in_thread
 from agent.staging import Staging, Uploads
 from agent.sweep import Sessions
@@ -206,6 +207,8 @@ class Node:
                 self._pass_on(number, body)
             case wire.Look():
                 self._do(self._look(number, body))
+            case wire.Connect():
+                self._do(self._connect(number, body))
             case wire.Delete():
                 self._do(self._change(number, body.root, partial(folder.delete, body)))
             case wire.MarkDone():
@@ -214,7 +217,10 @@ class Node:
     def _pass_on(self, number: int, body: wire.Passed) -> None:
         meant = [s.trainer for s in self._seats if s.trainer and is_for(body, s.runner)]
         for trainer in meant:
-            trainer.send(_order_of(body))
+            if isinstance(body, wire.DumpOrder):
+                trainer.dump()
+            else:
+                trainer.send(_order_of(body))
         self._answer(number, None if meant else "the trainer it is for is not there yet")
 
     async def _look(self, number: int, order: wire.Look) -> None:
@@ -224,6 +230,17 @@ class Node:
             about = {"number": number, "job": order.job, "generation": order.generation}
             looked = wire.Looked.model_validate({**about, "error": str(error)})
         self._report(looked)
+
+    async def _connect(self, number: int, order: wire.Connect) -> None:
+        """Say which peers are not reached."""
+        self._report(
+            wire.Connected(
+                number=number,
+                job=order.job,
+                generation=order.generation,
+                unreached=await unreached(order.peers),
+            )
+        )
 
     async def _change(self, number: int, root: str, change: Callable[[], None]) -> None:
         try:
@@ -351,7 +368,7 @@ class Node:
             path.unlink(missing_ok=True)
 
 
-def _order_of(body: wire.Passed) -> progress.Order:
+def _order_of(body: wire.PassedOn) -> progress.Order:
     """What the trainer is told."""
     match body:
         case wire.HaltOrder():

@@ -154,6 +154,14 @@ class HaltOrder(Frozen):
     generation: int
 
 
+class DumpOrder(Frozen):
+    """Have the trainers of this generation write all their stacks into their logs: one hangs."""
+
+    kind: Literal["dump"] = "dump"
+    job: str
+    generation: int
+
+
 class DrainOrder(Frozen):
     """Pass :class:`trainer.contract.progress.Stop` to the trainers of this generation."""
 
@@ -202,6 +210,23 @@ class Look(Frozen):
     root: str
 
 
+class Peer(Frozen):
+    """A node that another is to connect to: its rendezvous store always listens."""
+
+    node: str
+    host: str
+    port: int = Field(ge=1, le=65535)
+
+
+class Connect(Frozen):
+    """Try which of ``peers`` this node reaches; answered by :class:`Connected`."""
+
+    kind: Literal["connect"] = "connect"
+    job: str
+    generation: int
+    peers: tuple[Peer, ...]
+
+
 class Delete(Frozen):
     """Delete these folders (names below ``root``); one that is gone already is no error.
 
@@ -227,10 +252,13 @@ class MarkDone(Frozen):
     folder: str
 
 
-Passed = HaltOrder | DrainOrder | SaveNowOrder | ForwardOrder | SaveLayers
+PassedOn = HaltOrder | DrainOrder | SaveNowOrder | ForwardOrder | SaveLayers
+Passed = PassedOn | DumpOrder
 """What is passed on to trainers that run here; an error when there is none (any more)."""
 
-OrderBody = Annotated[Start | Stop | Passed | Look | Delete | MarkDone, Field(discriminator="kind")]
+OrderBody = Annotated[
+    Start | Stop | Passed | Look | Connect | Delete | MarkDone, Field(discriminator="kind")
+]
 
 
 class Order(Frozen):
@@ -328,6 +356,16 @@ class Looked(Frozen):
     error: str | None = None
 
 
+class Connected(Frozen):
+    """What order ``number`` (a Connect) found: whom this node does not reach."""
+
+    kind: Literal["connected"] = "connected"
+    number: int
+    job: str
+    generation: int
+    unreached: tuple[str, ...] = ()
+
+
 class Noticed(Frozen):
     """This node was told that it will be taken. Each event is told once."""
 
@@ -352,7 +390,8 @@ class SetAside(Frozen):
 
 
 ReportBody = Annotated[
-    Said | Exited | OrderDone | Looked | Noticed | SetAside, Field(discriminator="kind")
+    Said | Exited | OrderDone | Looked | Connected | Noticed | SetAside,
+    Field(discriminator="kind"),
 ]
 
 

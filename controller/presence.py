@@ -14,12 +14,17 @@ NodeKey = tuple[str, str]
 """(name, incarnation)."""
 
 
+_SILENCE_SECONDS = 2.0
+"""Two beats: who is heard again after so long has news that we do not know yet."""
+
+
 @dataclass
 class _Known:
     heard_at: float
     reported: int
     parked: int = 0
     suspect_since: float | None = None
+    back_at: float = 0.0
     beat: wire.Beat | None = None
 
 
@@ -46,6 +51,8 @@ class Presence:
     def heard(self, key: NodeKey, at: float) -> None:
         """Something came from it."""
         if known := self._known.get(key):
+            if at - known.heard_at > _SILENCE_SECONDS:
+                known.back_at = at
             known.heard_at = max(known.heard_at, at)
 
     def beat(self, key: NodeKey, beat: wire.Beat, at: float) -> int:
@@ -79,12 +86,12 @@ class Presence:
 
     def signs(self) -> dict[NodeKey, Sign]:
         """A copy, for a decision."""
-        return {key: Sign(k.heard_at, k.suspect_since) for key, k in self._known.items()}
+        return {key: Sign(k.heard_at, k.suspect_since, k.back_at) for key, k in self._known.items()}
 
     def sign(self, key: NodeKey) -> Sign | None:
         """Of one node."""
         known = self._known.get(key)
-        return Sign(known.heard_at, known.suspect_since) if known else None
+        return Sign(known.heard_at, known.suspect_since, known.back_at) if known else None
 
     def newest_beat(self, key: NodeKey) -> wire.Beat | None:
         """The last beat heard."""

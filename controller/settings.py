@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from controller.core.world import Rules
+from controller.core.world import Bounds, Rules
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -50,7 +50,8 @@ class Settings(BaseSettings):
     """Seconds of silence after which a node is lost."""
     suspect_after: float = Field(default=2.0, gt=0)
     coalesce: float = Field(default=0.3, ge=0)
-    launch_deadline: float = Field(default=120.0, gt=0)
+    bounds: Bounds = Bounds()
+    """Seconds that each phase of a trainer may take: ``VARUNA_BOUNDS='{"step": 600}'``."""
     look_deadline: float = Field(default=10.0, gt=0)
     max_launches_without_progress: int = Field(default=6, ge=1)
     max_offline: float = Field(default=3600.0, gt=0)
@@ -89,7 +90,7 @@ class Settings(BaseSettings):
             lost_after=self.lost_after,
             suspect_after=self.suspect_after,
             coalesce=self.coalesce,
-            launch_deadline=self.launch_deadline,
+            bounds=self.bounds,
             look_deadline=self.look_deadline,
             max_launches_without_progress=self.max_launches_without_progress,
         )

@@ -42,13 +42,16 @@ class ReleaseNode:
 
 @dataclass(frozen=True)
 class PlanGeneration:
-    """Take ``number`` (durable before use) and have ``node`` list the checkpoint folder."""
+    """Take ``number`` (durable before use) and have ``node`` list the checkpoint folder; those of
+    ``connect`` are to try whether they reach each other.
+    """
 
     job: str
     number: int
     node: str
     incarnation: str
     because: str
+    connect: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,15 @@ class Launch:
     """Per stage, the most micro-batches in flight; None: what the schedule takes."""
     plan_because: str = ""
     """The planner's sentence: what a step is thought to take, and the runner-up."""
+
+
+@dataclass(frozen=True)
+class DumpStacks:
+    """Something hangs: all ranks write all their stacks into their logs."""
+
+    job: str
+    number: int
+    because: str
 
 
 @dataclass(frozen=True)
@@ -210,6 +222,7 @@ Action = (
     | ReleaseNode
     | PlanGeneration
     | Launch
+    | DumpStacks
     | StandStill
     | RollForward
     | Salvage

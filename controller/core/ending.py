@@ -22,6 +22,7 @@ from controller.core.failing import words_of
 from controller.core.faults import Fault
 from controller.core.liveness import is_silent
 from controller.core.look import Look
+from controller.core.paths import are_doubtful
 from controller.core.states import JobState, Reason
 from controller.core.story import loss
 from controller.core.words import capitalised, count, ended, listed, seconds
@@ -72,7 +73,9 @@ def follow(look: Look, job: Job, above: int = 0) -> Actions:
     # Another node is asked each time in a row that the folder could not be listed.
     node = nodes[strain(job.past).unreachable % len(nodes)]
     number = max(job.last_number, above) + 1
-    plan = PlanGeneration(job.id, number, node.name, node.incarnation, message)
+    asked = nodes if len(nodes) > 1 and are_doubtful(job.past) else ()
+    connect = tuple((node.name, node.incarnation) for node in asked)
+    plan = PlanGeneration(job.id, number, node.name, node.incarnation, message, connect)
     return plan, *say(job, state, reason, message)
 
 

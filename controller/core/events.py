@@ -31,6 +31,7 @@ class EventType(StrEnum):
     GENERATION_RUNNING = "generation_running"
     GENERATION_HALTED = "generation_halted"
     GENERATION_DRAINING = "generation_draining"
+    STACKS_DUMPED = "stacks_dumped"
     ROLLED_FORWARD = "rolled_forward"
     SALVAGE_ORDERED = "salvage_ordered"
     GENERATION_ENDED = "generation_ended"

@@ -2,9 +2,8 @@
 
     exit or Failed line   the program's fault (charged), the checkpoint's, or a link's
     halted too long       links broke and nobody is to blame: launched again
-    launch deadline       a rank did not reach its first step
-    no step for too long  every agent answers: a hang
 
+What hangs without a word is :mod:`controller.core.hangs`'s affair.
 Facts of one accident arrive one by one, so what can be the shadow of a lost node (a signal, a
 broken link) waits a moment for the node to be found out.
 """
@@ -12,17 +11,9 @@ broken link) waits a moment for the node to be found out.
 from dataclasses import dataclass, replace
 
 from controller.core.states import GenerationState, Reason
-from controller.core.words import listed, seconds
+from controller.core.words import listed
 from controller.core.world import Generation, Rules, Seat
 from trainer.contract.progress import ExitCode, Phase
-
-FIRST_WEIGHTS_PATIENCE = 5
-"""Building the whole model once may take so many launch deadlines."""
-STEPS_OF_SILENCE = 20
-"""A hang is no step for so many times the usual; never less than ``hang_after``."""
-_AT_FIRST_STEP = (
-    Phase.FIRST_STEP, Phase.STEP, Phase.EVALUATION, Phase.SAVE, Phase.HALTED, Phase.DONE
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,8 +40,6 @@ def fault_of(
         _first_failure(generation, steps, suspects, now, rules)
         or _link_broke(generation, suspects, now, rules)
         or _ended_without_a_checkpoint(generation, now, rules)
-        or _launch_took_too_long(generation, now, rules)
-        or _hangs(generation, suspects, now, rules)
     )
 
 
@@ -165,32 +154,6 @@ def _ended_without_a_checkpoint(generation: Generation, now: float, rules: Rules
         return Fault(Reason.PROGRAM_ERROR, True, because)
     because = "Every rank ended, but the last checkpoint is not complete"
     return Fault(Reason.CHECKPOINT_UNREACHABLE, False, because)
-
-
-def _launch_took_too_long(generation: Generation, now: float, rules: Rules) -> Fault | None:
-    first_weights = generation.kind == "first_weights"
-    bound = rules.launch_deadline * (FIRST_WEIGHTS_PATIENCE if first_weights else 1)
-    if generation.state is not GenerationState.LAUNCHING or now <= generation.launched_at + bound:
-        return None
-    late = next((s for s in generation.seats if s.phase not in _AT_FIRST_STEP), None)
-    if late is None:
-        return None
-    where = late.phase or "not started"
-    because = f"{_who(late)} had not reached its first step after {seconds(bound)} ({where})"
-    return Fault(Reason.HANG, False, because)
-
-
-def _hangs(
-    generation: Generation, suspects: frozenset[str], now: float, rules: Rules
-) -> Fault | None:
-    if generation.kind == "first_weights" or suspects:
-        return None
-    bound = max(rules.hang_after, STEPS_OF_SILENCE * generation.step_seconds)
-    begun = max((seat.phase_at for seat in generation.seats), default=0.0)
-    if now - max(generation.committed_at, generation.launched_at, begun) <= bound:
-        return None
-    because = f"No step for {seconds(bound)} though every VM answers"
-    return Fault(Reason.HANG, False, because, spares_others=True)
 
 
 def _code(seat: Seat) -> int | None:

@@ -22,6 +22,7 @@ from controller.core import resume
 from controller.core.actions import (
     Decision,
     DeleteCheckpoints,
+    DumpStacks,
     Launch,
     MarkNode,
     MoveGeneration,
@@ -33,9 +34,18 @@ from controller.core.budget import strain
 from controller.core.ending import Actions, close, end, follow, hold, say, succeed, take_up
 from controller.core.failing import of_not_finite
 from controller.core.faults import Fault, fault_of
+from controller.core.hangs import Hang, hang_of
 from controller.core.look import Look
-from controller.core.quarantine import turned
-from controller.core.standstill import drain, drained, not_finite, rescue, stop_by
+from controller.core.paths import are_told, worst
+from controller.core.quarantine import set_aside, turned
+from controller.core.standstill import (
+    drain,
+    drained,
+    find_who_hangs,
+    not_finite,
+    rescue,
+    stop_by,
+)
 from controller.core.states import GenerationState, JobState, Reason
 from controller.core.story import because_of, launch_sentence, loss_of
 from controller.core.wishes import room_to_grow, wish_of
@@ -102,6 +112,11 @@ def _prepare(look: Look, job: Job, planned: Generation) -> Actions:
         return end(look, job, Fault(Reason.NODE_LOST, False, "VMs were lost before the launch"))
     if planned.found is None or not _has_settled(look, job, nodes):
         return ()
+    is_late = look.now > planned.created_at + look.rules.connect_deadline
+    if not (is_late or are_told(planned.paths, nodes)):
+        return ()
+    if bad := worst(planned.paths, nodes):
+        return (set_aside(*bad, look.now, look.rules),)
     found = resume.newest(job)
     if found and found.step >= job.spec.steps:
         return succeed(look, job, found)
@@ -237,11 +252,27 @@ def _watch(look: Look, job: Job, generation: Generation) -> Actions | None:
         return stop_by(look, job, fault)
     if generation.state is GenerationState.DRAINING:
         return drained(look, job, generation)
+    known_from = max([look.world.grace_until, *(n.back_at for n in look.seated(generation))])
+    if not suspects and (hang := hang_of(job, generation, known_from, look.now, look.rules)):
+        return _about_hang(look, job, generation, hang)
     if wish := wish_of(look, job, generation):
         return drain(look, job, wish)
     if generation.kind == "first_weights":
         look.pool.take(job, (*look.seated(generation), *look.pool.offer(job)))
     return None
+
+
+def _about_hang(look: Look, job: Job, generation: Generation, hang: Hang) -> Actions:
+    """First all stacks are dumped; then it ends, or all are halted to see who does not."""
+    if generation.dumped_at <= hang.since:
+        because = f"{hang.because}; all ranks write their stacks into their logs."
+        return (DumpStacks(job.id, generation.number, because),)
+    if look.now < generation.dumped_at + look.rules.dump_seconds:
+        return ()
+    fault = Fault(Reason.HANG, False, hang.because, spares_others=True, blamed=hang.blamed)
+    if hang.is_common and len(generation.nodes) > 1:
+        return find_who_hangs(look, job, fault)
+    return end(look, job, fault)
 
 
 def _goes_without(look: Look, job: Job, generation: Generation) -> bool:

@@ -14,6 +14,7 @@ from controller.core import salvage
 from controller.core.actions import RollForward, Salvage, StandStill, Survivor
 from controller.core.ending import Actions, end, hold, say
 from controller.core.faults import Fault
+from controller.core.hangs import hung
 from controller.core.look import Look
 from controller.core.states import GenerationState, JobState, Reason
 from controller.core.story import loss_of
@@ -35,8 +36,16 @@ def stop_by(look: Look, job: Job, fault: Fault) -> Actions:
     return end(look, job, fault)
 
 
+def find_who_hangs(look: Look, job: Job, fault: Fault) -> Actions:
+    """Halt all: those that wait for others stand still, and the one that they wait for does not."""
+    assert job.current is not None
+    return _halt(look, job, job.current, fault)
+
+
 def _halt(look: Look, job: Job, generation: Generation, fault: Fault) -> Actions:
-    message = f"{fault.because}; the others keep step {generation.committed:,}."
+    hangs = fault.reason is Reason.HANG
+    what = "looking for who" if hangs else f"the others keep step {generation.committed:,}"
+    message = f"{fault.because}; {what}."
     state = JobState.RECOVERING if job.state is JobState.RUNNING else job.state
     said = say(job, state, fault.reason, message)
     halted = replace(
@@ -70,7 +79,9 @@ def rescue(look: Look, job: Job, generation: Generation) -> Actions:
     marks = look.lose_missing(generation)
     alive = _alive(look, generation)
     answering = [s for s in alive if look.pool.answers(s.node, s.incarnation)]
-    in_time = look.now < generation.ending.at + look.rules.halt_bound
+    hangs = generation.ending.reason is Reason.HANG
+    patience = look.rules.hang_patience if hangs else look.rules.halt_bound
+    in_time = look.now < generation.ending.at + patience
     if in_time and any(seat.halted is None for seat in answering):
         return tuple(marks)
     survivors = salvage.standing_still(answering)
@@ -191,8 +202,28 @@ def _fault(look: Look, generation: Generation, outcome: str) -> Fault:
     assert isinstance(ending, Ending)
     lost = ending.reason is Reason.NODE_LOST
     because = loss_of(generation.nodes, look.pool) if lost else ending.because.rstrip(".")
+    blamed = ending.blamed
+    if ending.reason is Reason.HANG:
+        who, blamed = _who_hangs(look, generation)
+        because = f"{because}; {who}"
     said = f"{because}; {outcome}" if outcome else because
-    return Fault(ending.reason, ending.charged, said, blamed=ending.blamed)
+    return Fault(ending.reason, ending.charged, said, blamed=blamed)
+
+
+def _who_hangs(look: Look, generation: Generation) -> tuple[str, str | None]:
+    """The sentence's part, and the node if it is one alone."""
+    here = [s for s in generation.seats if look.pool.find(s.node, s.incarnation)]
+    found = hung(here)
+    if not found:
+        return "all ranks answered, so a path between two VMs may be cut", None
+    names = listed([f"rank {seat.rank} on {seat.node}" for seat in found])
+    verb, its = (
+        ("hangs", "its stacks are in its log")
+        if len(found) == 1
+        else ("hang", "their stacks are in their logs")
+    )
+    nodes = {seat.node for seat in found}
+    return f"{names} {verb} ({its})", nodes.pop() if len(nodes) == 1 else None
 
 
 def _alive(look: Look, generation: Generation) -> list[Seat]:

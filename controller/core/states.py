@@ -7,7 +7,7 @@
                    +--- paused
 
     generation  planned -> launching -> running -> draining -> ended
-                   |           |          |  ^-----> halted      ^
+                   |           +----------|--+-----> halted      ^   (launching: a step hangs)
                    +-----------+----------+-------------+--------+
 
     node        joining -> ready <-> working <-> draining (told that it will be taken)
@@ -128,7 +128,7 @@ _NODE_MOVES: Mapping[NodeState, frozenset[NodeState]] = {
 }
 _GENERATION_MOVES: Mapping[GenerationState, frozenset[GenerationState]] = {
     _G.PLANNED: frozenset({_G.LAUNCHING, _G.ENDED}),
-    _G.LAUNCHING: frozenset({_G.RUNNING, _G.ENDED}),
+    _G.LAUNCHING: frozenset({_G.RUNNING, _G.HALTED, _G.ENDED}),
     _G.RUNNING: frozenset({_G.DRAINING, _G.HALTED, _G.ENDED}),
     _G.DRAINING: frozenset({_G.HALTED, _G.ENDED}),
     _G.HALTED: frozenset({_G.DRAINING, _G.ENDED}),

@@ -57,6 +57,8 @@ class Node:
     one; beats and reports do not clear it, they may have been on their way when it died. Missed
     beats are not among it: they follow from ``heard_at``.
     """
+    back_at: float = 0.0
+    """When it was heard again after a silence: what it has to tell may still be on its way."""
     registered_at: float = 0.0
     notice: Notice | None = None
     losses: tuple[float, ...] = ()
@@ -160,6 +162,12 @@ class Generation:
     """How long its steps take lately (a median); 0: unknown."""
     ending: Ending | None = None
     """Set while it is draining or halted."""
+    dumped_at: float = 0.0
+    """When its ranks were last ordered to dump their stacks; 0: never."""
+    paths: tuple[tuple[str, tuple[str, ...] | None], ...] = ()
+    """While planned: who was asked whom of the others it reaches, and whom it does not; None: it
+    has not said.
+    """
 
     @property
     def nodes(self) -> tuple[tuple[str, str], ...]:
@@ -270,6 +278,24 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Bounds:
+    """Seconds that a trainer may take for each phase before it counts as hanging. A step and a save
+    get more where those before took long (:mod:`controller.core.hangs`).
+    """
+
+    boot: float = 120.0
+    """From the order to start it: its program, and from a store its checkpoint, are fetched."""
+    program: float = 120.0
+    rendezvous: float = 60.0
+    load: float = 300.0
+    first_step: float = 300.0
+    step: float = 60.0
+    evaluation: float = 600.0
+    save: float = 120.0
+    """The last step's, which all stand still for."""
+
+
+@dataclass(frozen=True)
 class Rules:
     """The knobs that decisions depend on; seconds."""
 
@@ -293,8 +319,15 @@ class Rules:
     """A start below the job's most nodes waits this long after the last node joined."""
     look_deadline: float = 10.0
     """For the listing of the checkpoint folder."""
-    launch_deadline: float = 120.0
-    """Per launch, until every rank has reached its first step."""
+    bounds: Bounds = Bounds()
+    dump_seconds: float = 1.0
+    """A hang's stacks are written for so long before anything is stopped."""
+    hang_patience: float = 12.0
+    """Who does not stand still so long after a hang is the one that hangs: longer than a trainer
+    gives its main thread.
+    """
+    connect_deadline: float = 6.0
+    """For nodes to say whom they reach."""
     halt_patience: float = 2.0
     """How long ranks may stand halted before a culprit is known; then all are launched again."""
     halt_bound: float = 1.5
@@ -313,8 +346,6 @@ class Rules:
     """A VM that is still there so long after its time stays."""
     move_seconds: float = 2.0
     """A running job grows only when it gains more than that by its end."""
-    hang_after: float = 300.0
-    """No step, though every agent answers."""
     backoff: float = 1.0
     """After the first of several failures in a row; doubles with each."""
     backoff_cap: float = 60.0

@@ -27,7 +27,9 @@ from controller.store.tables import checkpoints, generations, jobs, nodes, order
 NodeKey = tuple[str, str]
 """(name, incarnation)."""
 
-WITH_THE_GENERATION = ("start", "look", "halt", "drain", "save_now", "forward", "save_layers")
+WITH_THE_GENERATION = (
+    "start", "look", "connect", "halt", "dump", "drain", "save_now", "forward", "save_layers",
+)  # fmt: skip
 """Orders that are withdrawn when their generation ends."""
 
 
@@ -91,6 +93,8 @@ class Recorder:
                     self._launch(action)
                 case actions.MoveGeneration():
                     self._move_generation(action)
+                case actions.DumpStacks():
+                    self._dump(action)
                 case actions.StandStill():
                     self._stand_still(action, loss_at)
                 case actions.RollForward():
@@ -163,12 +167,26 @@ class Recorder:
                 committed=0,
                 charged=False,
                 look_order=self._order(action.node, action.incarnation, look),
+                paths={node: None for node, _ in action.connect} or None,
             )
         )
+        self._connect(action)
         self._event(
             EventType.GENERATION_PLANNED, action.because, action.job, action.number, action.node
         )
         return True
+
+    def _connect(self, action: actions.PlanGeneration) -> None:
+        """Each tries all others."""
+        places = {node: self._place(node, incarnation) for node, incarnation in action.connect}
+        peers = {
+            node: wire.Peer(node=node, host=place.facts.data_host, port=place.facts.store_port)
+            for node, place in places.items()
+        }
+        for node, incarnation in action.connect:
+            others = tuple(peer for name, peer in peers.items() if name != node)
+            body = wire.Connect(job=action.job, generation=action.number, peers=others)
+            self._order(node, incarnation, body)
 
     def _launch(self, action: actions.Launch) -> None:
         job = self._job(action.job)
@@ -221,6 +239,12 @@ class Recorder:
         )
         if action.state is GenerationState.RUNNING:
             self._event(EventType.GENERATION_RUNNING, action.because, action.job, action.number)
+
+    def _dump(self, action: actions.DumpStacks) -> None:
+        for node, incarnation in self._seated(action.job, action.number, alive=True):
+            order = wire.DumpOrder(job=action.job, generation=action.number)
+            self._order(node, incarnation, order)
+        self._event(EventType.STACKS_DUMPED, action.because, action.job, action.number)
 
     def _stand_still(self, action: actions.StandStill, loss_at: float | None) -> None:
         guarded(

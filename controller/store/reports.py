@@ -19,6 +19,7 @@ from controller.core.states import GenerationState
 from controller.store import events, history
 from controller.store.folders import take_listing, take_part
 from controller.store.nodes import reported, take_notice
+from controller.store.paths import take_paths
 from controller.store.rows import changed, insert_new
 from controller.store.tables import evaluations, generations, jobs, nodes, orders, seats
 from controller.store.tables import steps as steps_table
@@ -72,6 +73,9 @@ def take(
                 _order_done(connection, node, done, at, taken)
             case wire.Looked() as looked:
                 take_listing(connection, looked, at)
+                taken.decisive = True
+            case wire.Connected() as connected:
+                take_paths(connection, node, connected, at)
                 taken.decisive = True
             case wire.Noticed() as noticed:
                 take_notice(connection, node, incarnation, noticed, at)
@@ -304,6 +308,9 @@ def _order_done(
         )  # fmt: skip
         if order.kind == "start":
             _never_started(connection, order, message, at)
+        if order.kind == "connect":
+            about = {"number": done.number, "job": order.job, "generation": order.generation}
+            take_paths(connection, node, wire.Connected.model_validate(about), at)
         if order.kind == "look":
             looked = wire.Looked(
                 number=done.number, job=order.job, generation=order.generation, error=done.error

@@ -46,6 +46,8 @@ class Sign:
 
     heard_at: float
     suspect_since: float | None = None
+    back_at: float = 0.0
+    """When it was heard again after a silence."""
 
 
 class Snapshots:
@@ -132,6 +134,7 @@ def _node(row: Any, sign: Sign | None, known: Any | None) -> Node:
         store_port=facts.store_port,
         heard_at=max(row.heard_at, sign.heard_at if sign else 0.0),
         suspect_since=sign.suspect_since if sign else None,
+        back_at=sign.back_at if sign else 0.0,
         registered_at=row.registered_at,
         notice=_notice(row.notice) if row.notice else None,
         losses=tuple(known.losses) if known else (),
@@ -201,12 +204,26 @@ def _generation(connection: sa.Connection, row: Any) -> Generation:
             history.step_seconds(connection, row.job, row.number) if row.committed else 0.0
         ),
         ending=_ending(row) if row.still_at else None,
+        dumped_at=_dumped_at(connection, row) if row.launched_at else 0.0,
+        paths=tuple(
+            (node, None if unreached is None else tuple(unreached))
+            for node, unreached in (row.paths or {}).items()
+        ),
     )
 
 
 def _ending(row: Any) -> Ending:
     reason = Reason(row.end_reason)
     return Ending(reason, row.charged, row.end_because, row.still_at, row.blamed)
+
+
+def _dumped_at(connection: sa.Connection, row: Any) -> float:
+    at = connection.execute(
+        sa.select(sa.func.max(orders.c.created_at))
+        .where(orders.c.job == row.job, orders.c.generation == row.number)
+        .where(orders.c.kind == "dump")
+    ).scalar()
+    return at or 0.0
 
 
 def _told(connection: sa.Connection, row: Any) -> dict[int, dict[str, Any]]:

@@ -155,3 +155,37 @@ def test_saving_now_is_asked_of_one_rank_of_a_run(told: Told) -> None:
     assert kinds(told, "vm-1") == ["start", "save_now"]
     told.end()
     assert told.store.write(ask).result() is None
+
+
+def test_a_hang_is_dumped_by_all_and_known(told: Told) -> None:
+    assert generation(told).dumped_at == 0.0
+    told.decide(actions.DumpStacks("job_a", 2, "it hangs"))
+    assert kinds(told, "vm-1") == kinds(told, "vm-2") == ["start", "dump"]
+    assert generation(told).dumped_at > 0
+
+
+def test_nodes_try_their_paths_before_a_launch_and_say_whom_they_miss(told: Told) -> None:
+    told.end()
+    both = (("vm-1", LIFE), ("vm-2", LIFE))
+    told.decide(actions.PlanGeneration("job_a", 3, "vm-1", LIFE, "planning", both))
+    assert generation(told).paths == (("vm-1", None), ("vm-2", None))
+    (first,) = [o for o in told.orders("vm-1") if isinstance(o.body, wire.Connect)]
+    (second,) = [o for o in told.orders("vm-2") if isinstance(o.body, wire.Connect)]
+    assert isinstance(first.body, wire.Connect)
+    assert [(peer.node, peer.port) for peer in first.body.peers] == [("vm-2", 29500)]
+    about = {"job": "job_a", "generation": 3}
+    found = wire.Connected.model_validate({"number": first.number, "unreached": ["vm-2"], **about})
+    told.report("vm-1", found)
+    told.report("vm-2", wire.OrderDone(number=second.number, error="no such order"))
+    assert dict(generation(told).paths) == {"vm-1": ("vm-2",), "vm-2": ()}
+    assert "connect" not in kinds(told, "vm-1")
+
+
+def test_a_phase_that_comes_again_counts_from_its_last_entry(told: Told) -> None:
+    told.report("vm-1", said(0, progress.PhaseBegun(phase=progress.Phase.STEP)))
+    first = told.at
+    told.report("vm-1", said(0, progress.PhaseBegun(phase=progress.Phase.EVALUATION)))
+    told.report("vm-1", said(0, progress.PhaseBegun(phase=progress.Phase.STEP)))
+    assert generation(told).seats[0].phase_at == told.at > first
+    (row,) = [row for row in told.rows(tables.seats) if row.rank == 0]
+    assert row.phases["step"] == first, "the timeline keeps the first"

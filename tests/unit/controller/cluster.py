@@ -9,6 +9,7 @@ from controller.core.actions import (
     Condemn,
     Decision,
     DeleteCheckpoints,
+    DumpStacks,
     EndGeneration,
     Launch,
     MarkDone,
@@ -69,6 +70,8 @@ class Cluster:
         """The error of every listing, when not empty."""
         self.stranger = 0
         """A generation number that somebody else left in the checkpoint folder."""
+        self.cut: set[frozenset[str]] = set()
+        """Pairs of nodes between which nothing passes."""
         self.losses: dict[str, tuple[float, ...]] = {}
         """By name."""
         self.quarantines: dict[str, Quarantine] = {}
@@ -145,13 +148,13 @@ class Cluster:
                     waiting_since=since,
                     pause_wanted=job.pause_wanted or state is JobState.PAUSED,
                 )
-            case PlanGeneration(job_id, number, node_name, incarnation, because):
+            case PlanGeneration(job_id, number, node_name, incarnation, because, connect):
                 job = self._unfinished(job_id)
                 assert job.current is None and number > job.last_number
                 assert self.nodes[node_name].incarnation == incarnation
-                self.jobs[job_id] = replace(
-                    job, current=self._planned(number, node_name, incarnation, because)
-                )
+                planned = self._planned(number, node_name, incarnation, because)
+                asked = tuple((name, None) for name, _ in connect)
+                self.jobs[job_id] = replace(job, current=replace(planned, paths=asked))
             case Launch():
                 self._launch(action)
             case EndGeneration(job_id, number, reason, charged, because, blamed):
@@ -181,6 +184,9 @@ class Cluster:
                 current = self.generation(job_id)
                 assert current.number == number
                 self._change(job_id, state=move(current.state, generation_state))
+            case DumpStacks(job_id, number):
+                assert self.generation(job_id).number == number
+                self._change(job_id, dumped_at=self.now)
             case StandStill(job_id, number, stand, reason, charged, because, blamed):
                 current = self.generation(job_id)
                 assert current.number == number
@@ -323,7 +329,11 @@ class Cluster:
         self.now = round(self.now + seconds, 3)
         for name, node in self.nodes.items():
             if node.incarnation not in self.mute:
-                self.nodes[name] = replace(node, heard_at=self.now, suspect_since=None)
+                was_silent = self.now - seconds - node.heard_at > 2
+                back_at = self.now if was_silent else node.back_at
+                self.nodes[name] = replace(
+                    node, heard_at=self.now, suspect_since=None, back_at=back_at
+                )
 
     def kill(self, *names: str) -> None:
         """SIGKILL without notice: order requests break; living peers halt and name the dead."""
@@ -388,7 +398,15 @@ class Cluster:
         newest = max(self.jobs[job_id].past, key=lambda g: g.number, default=None)
         known = newest.number if newest and newest.launched else 0
         found = Found(max(known, self.stranger), self.unreachable or None, self.now)
-        self._change(job_id, found=found)
+        paths = tuple((name, self._unreached(name, current)) for name, _ in current.paths)
+        self._change(job_id, found=found, paths=paths)
+
+    def _unreached(self, name: str, planned: Generation) -> tuple[str, ...] | None:
+        """Whom a node finds that it does not reach; None: it says nothing."""
+        if name not in self.nodes or self.nodes[name].incarnation in self.mute:
+            return None
+        others = (other for other, _ in planned.paths)
+        return tuple(other for other in others if frozenset((name, other)) in self.cut)
 
     def step(self, job_id: str = "job_a", steps: int = 1, save_every: int = 10) -> None:
         """All ranks commit so many steps."""

@@ -186,18 +186,20 @@ def test_a_running_job_grows_once_joining_has_settled_and_only_if_it_gains() -> 
     cluster = running(2)
     cluster.join("vm-2")
     cluster.pass_time(61)
+    cluster.step()
     assert not actions(cluster, StandStill), "a third VM is of no use to two stages"
     cluster.join("vm-3")
     cluster.pass_time(59)
     assert not actions(cluster, StandStill)
     cluster.pass_time(1.1)
+    cluster.step()
     (still,) = actions(cluster, StandStill)
     assert isinstance(still, StandStill) and still.reason is Reason.SCALE_UP
     cluster.stop()
     cluster.settle()
     assert str(launched(cluster).shape) == "2x2"
-    cluster.step()
     cluster.pass_time(120)
+    cluster.step()
     assert not actions(cluster, StandStill), "it has grown"
 
 

@@ -645,21 +645,6 @@ def test_a_stale_rank_leads_to_a_new_number() -> None:
     assert not the_job(cluster).past[-1].charged
 
 
-def test_a_launch_that_does_not_reach_its_first_step_is_ended_at_the_deadline() -> None:
-    cluster = running(4)
-    cluster.kill("vm-0")
-    cluster.settle()
-    cluster.list_folder()
-    cluster.pass_time(0.3)
-    cluster.settle()
-    cluster.pass_time(120)
-    assert ends(cluster) == []
-    cluster.pass_time(0.1)
-    (end,) = ends(cluster)
-    assert (end.reason, end.charged) == (Reason.HANG, False)
-    assert "had not reached its first step after 2 m" in end.because
-
-
 def test_launches_that_come_to_nothing_are_bounded() -> None:
     cluster = running(4)
     cluster.kill("vm-0")
@@ -684,14 +669,6 @@ def test_a_broken_link_between_healthy_vms_launches_all_again() -> None:
     cluster.pass_time(0.1)
     (end,) = ends(cluster)
     assert (end.reason, end.charged) == (Reason.BAD_PATH_BETWEEN_NODES, False)
-
-
-def test_no_step_though_every_agent_answers_is_a_hang() -> None:
-    cluster = running(4)
-    for _ in range(60):
-        cluster.pass_time(5)
-    (end,) = ends(cluster)
-    assert (end.reason, end.charged) == (Reason.HANG, False)
 
 
 # --- Ending ------------------------------------------------------------------------------------
