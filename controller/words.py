@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from controller.api.schemas import GenerationView, JobView, NodeView, RecoveryView, SeatView
+from controller.api.schemas import (
+    GenerationView,
+    JobView,
+    LedgerView,
+    NodeView,
+    RecoveryView,
+    ReplayView,
+    SeatView,
+)
 from controller.core.states import JobState, NodeState
 from controller.core.words import count as count
 from controller.core.words import times as times
@@ -109,6 +117,23 @@ def recovery(view: RecoveryView) -> str:
 def quarantine(node: NodeView) -> str:
     """Why it is not used; empty: it may be."""
     return node.quarantine.because if node.quarantine else ""
+
+
+def replay(view: ReplayView) -> str:
+    """``replayed steps match: max difference 1.2e-07 (3 steps)``; empty when none was."""
+    if not view.steps:
+        return ""
+    if view.first_mismatch is not None:
+        return f"replayed steps do not match: step {view.first_mismatch:,} is another one"
+    again = count(view.steps, "step")
+    return f"replayed steps match: max difference {view.max_difference:.2g} ({again})"
+
+
+def samples(view: LedgerView) -> str:
+    """``each of 480 samples once, steps 1 to 20``, or what is wrong."""
+    if view.first_gap is not None:
+        return f"NOT each once: step {view.first_gap.step:,}: {view.first_gap.what}"
+    return f"each of {view.samples:,} once, in {count(view.steps, 'step')}"
 
 
 def node_ranks(node: NodeView) -> str:

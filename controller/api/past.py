@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from controller.api import schemas
 from controller.clock import moment, moment_or_none
 from controller.core.states import GenerationState, Reason
-from controller.store import history
+from controller.store import history, ledger
 from controller.store.tables import (
     checkpoints,
     evaluations,
@@ -320,19 +320,32 @@ def _capacity(connection: sa.Connection, job: Any) -> Iterable[schemas.CapacityP
 
 def ledger_view(connection: sa.Connection, row: Any) -> schemas.LedgerView:
     """The proof, checked now."""
-    ledger = history.ledger_of(connection, row)
-    gap = (
-        schemas.LedgerGap(step=ledger.gap_at, what=ledger.gap)
-        if ledger.gap_at is not None
-        else None
-    )
+    found = ledger.ledger_of(connection, row)
+    gap = schemas.LedgerGap(step=found.gap_at, what=found.gap) if found.gap_at is not None else None
     return schemas.LedgerView(
         samples_committed_once=gap is None,
-        steps=ledger.steps,
-        samples=ledger.steps * row.spec["batch_size"],
+        steps=found.steps,
+        samples=found.steps * row.spec["batch_size"],
         first_gap=gap,
         lineage=tuple(
-            schemas.LedgerLink(generation=link.generation, first=link.first, last=link.last)
-            for link in ledger.links
+            schemas.LedgerLink(
+                generation=one.generation,
+                first=one.first,
+                last=one.last,
+                samples=one.samples,
+                sample_ids_hash=one.hash,
+            )
+            for one in found.ranges
         ),
+        replay=replay_view(found.replay),
+    )
+
+
+def replay_view(found: ledger.Replay) -> schemas.ReplayView:
+    """What was done again, compared."""
+    return schemas.ReplayView(
+        steps=found.steps,
+        max_difference=found.max_difference,
+        at_step=found.at_step,
+        first_mismatch=found.mismatch,
     )

@@ -337,6 +337,21 @@ class LedgerLink(View):
     generation: int
     first: int
     last: int
+    samples: int = 0
+    """That these steps reported as consumed."""
+    sample_ids_hash: str = ""
+    """Of all of them: eight hex digits, the sum of the steps' hashes."""
+
+
+class ReplayView(View):
+    """Steps that more than one generation committed: each gave the same again, or did not."""
+
+    steps: int
+    max_difference: float
+    """The greatest between two losses of one step; shapes differ by the rounding of their sums."""
+    at_step: int | None
+    first_mismatch: int | None
+    """The first that took other samples, or was finite only once."""
 
 
 class LedgerView(View):
@@ -351,6 +366,7 @@ class LedgerView(View):
     """``steps`` x batch size."""
     first_gap: LedgerGap | None
     lineage: tuple[LedgerLink, ...]
+    replay: ReplayView
 
 
 # ---- nodes, events, the rest

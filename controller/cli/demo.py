@@ -172,14 +172,14 @@ def outcome(cluster: Cluster, job_id: str) -> dict[str, object]:
     job = ask.get(job_path(job_id), JobView)
     told = {"at_step", "resumed_from", "lost_steps", "gap_s", "phases", "from_shape", "to_shape"}
     recoveries = ask.all(job_path(job_id, "/recoveries"), RecoveryView)
+    ledger = ask.get(job_path(job_id, "/ledger"), LedgerView)
     return {
         "state": job.state,
         "steps": job.step,
         "final_loss": job.loss,
         "recoveries": [view.model_dump(mode="json", include=told) for view in recoveries],
-        "samples_committed_once": ask.get(
-            job_path(job_id, "/ledger"), LedgerView
-        ).samples_committed_once,
+        "samples_committed_once": ledger.samples_committed_once,
+        "replay": ledger.replay.model_dump(mode="json"),
     }
 
 
@@ -223,12 +223,13 @@ class _Show:
         for view in self._ask.all(job_path(self._job_id, "/recoveries"), RecoveryView):
             self._line(f"Recovery {view.number}", words.recovery(view))
         ledger = self._ask.get(job_path(self._job_id, "/ledger"), LedgerView)
-        once = "each exactly once" if ledger.samples_committed_once else "NOT each exactly once"
         self._line(
             "Job " + job.name,
             f"{job.state}, step {words.step(job)}, loss {words.number(job.loss, 4)}",
         )
-        self._line("Samples", f"{words.count(ledger.samples, 'sample')} committed, {once}")
+        self._line("Samples", words.samples(ledger))
+        if again := words.replay(ledger.replay):
+            self._line("Replay", again)
 
     def _line(self, what: str, text: str) -> None:
         self._say(f"    {what:<12}{text}")

@@ -7,12 +7,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller import words
-from controller.api.schemas import EventView, GenerationView, JobView, NodeView, Page
+from controller.api.schemas import EventView, GenerationView, JobView, LedgerView, NodeView, Page
 from controller.cli import output
 from controller.cli.client import Controller, job_path
 from controller.cli.pack import Bundle
 from controller.core.jobspec import JobSpec
 from controller.core.states import JobState
+from controller.core.words import capitalised
 
 Row = list[str | Text]
 
@@ -80,6 +81,10 @@ def picture(controller: Controller, job: JobView) -> RenderableType:
         Text(),
         _figures(job, now),
     ]
+    if job.step:
+        ledger = controller.get(f"{path}/ledger", LedgerView)
+        said = [words.samples(ledger), words.replay(ledger.replay)]
+        parts.append(Text(capitalised("; ".join(filter(None, said)))))
     if launched and not job.state.is_over:
         parts += [Text(), _grid(launched[-1])]
     if events:

@@ -32,6 +32,7 @@ from controller.core.states import JobState
 from controller.dashboard.bars import PHASES, segments
 from controller.parts import Parts
 from controller.store import jobs as stored_jobs
+from controller.store import ledger
 
 log = structlog.get_logger()
 
@@ -187,6 +188,7 @@ def _recoveries(connection: sa.Connection, parts: Parts, row: Any) -> Context:
     return _head(connection, parts, row) | {
         "recoveries": found,
         "longest": max((view.gap_s or 0.0 for view in found), default=0.0),
+        "replay": words.replay(past.replay_view(ledger.replay_of(connection, row.id))),
     }
 
 

@@ -1,4 +1,4 @@
-"""What the rows tell of a job's past: its lineage, its ledger, its recoveries.
+"""What the rows tell of a job's past: its lineage, its recoveries.
 
 A *recovery* runs from the last step before the first loss to the first step after, over all
 superseded launches. Its phases are cut by receive times of the controller's own clock:
@@ -14,21 +14,19 @@ A restart from disk at once has no save, and one span of deciding.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from statistics import median
 from typing import Any
 
 import sqlalchemy as sa
 
 from controller.core.events import EventType
-from controller.core.states import JobState, Reason
+from controller.core.states import Reason
 from controller.core.words import count, times
 from controller.store import events
 from controller.store.rows import insert_new
 from controller.store.tables import checkpoints, generations, recoveries, seats, steps
 from trainer.contract import lineage
 from trainer.contract.progress import Phase
-from trainer.contract.samples import expected_hash
 from trainer.contract.spec import ResumedFrom, Shape
 
 PHASES = ("detect", "decide", "save", "stop", "launch", "rendezvous", "load", "first_step")
@@ -106,61 +104,6 @@ def resumed_from(stored: Any) -> ResumedFrom | None:
 def shape_of(stored: Any) -> Shape | None:
     """From its JSON."""
     return Shape.model_validate(stored) if stored else None
-
-
-# ---- ledger
-
-
-@dataclass(frozen=True)
-class Ledger:
-    """Whether each step of the lineage was committed once, with the right samples."""
-
-    steps: int
-    links: Sequence[Link]
-    gap_at: int | None = None
-    gap: str = ""
-
-
-def ledger_of(connection: sa.Connection, job: Any) -> Ledger:
-    """Check the lineage's steps against the permutation; ``job`` is its row."""
-    links = links_of(connection, job.id)
-    done = links[-1].last if links else 0
-    expected = 1
-    for link in links:
-        if link.first != expected:
-            what = f"generation {link.generation} begins at step {link.first}"
-            return Ledger(done, links, expected, f"{what}, not {expected}")
-        if wrong := _wrong_step(connection, job, link):
-            return Ledger(done, links, *wrong)
-        expected = link.last + 1
-    if job.state == JobState.SUCCEEDED and done != job.spec["steps"]:
-        return Ledger(done, links, done + 1, f"the job is done after {done} steps")
-    return Ledger(done, links)
-
-
-def _wrong_step(connection: sa.Connection, job: Any, link: Link) -> tuple[int, str] | None:
-    rows = connection.execute(
-        sa.select(steps.c.step, steps.c.samples, steps.c.sample_ids_hash)
-        .where(steps.c.job == job.id, steps.c.generation == link.generation)
-        .where(steps.c.step.between(link.first, link.last))
-        .order_by(steps.c.step)
-    ).all()
-    batch_size, seed = job.spec["batch_size"], job.spec.get("seed", 0)
-    found = {row.step: row for row in rows}
-    for step in range(link.first, link.last + 1):
-        row = found.get(step)
-        if row is None:
-            return step, f"no report of it came from generation {link.generation}"
-        if row.samples != batch_size:
-            return step, f"it took {row.samples} samples instead of {batch_size}"
-        right = _expected_hash(step, batch_size, job.samples, seed) if job.samples else ""
-        if row.sample_ids_hash != right:
-            return step, f"its samples hash to {row.sample_ids_hash} instead of {right}"
-    return None
-
-
-# A ledger is asked for again and again while its job runs; each step is worked out once.
-_expected_hash = lru_cache(maxsize=1 << 17)(expected_hash)
 
 
 # ---- recoveries

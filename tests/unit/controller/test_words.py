@@ -5,7 +5,13 @@ from datetime import UTC, datetime
 import pytest
 
 from controller import words
-from controller.api.schemas import GenerationView, RecoveryPhases, RecoveryView, SeatView
+from controller.api.schemas import (
+    GenerationView,
+    RecoveryPhases,
+    RecoveryView,
+    ReplayView,
+    SeatView,
+)
 from controller.core.states import GenerationState, JobState, NodeState
 
 NOON = datetime(2026, 11, 29, 12, tzinfo=UTC)
@@ -110,3 +116,20 @@ def test_a_seat_is_a_glyph_and_a_word(but: dict[str, object], glyph: str, word: 
 
 def test_the_layers_of_a_stage_are_named_by_its_cuts() -> None:
     assert [words.layers_of((0, 3, 4), s) for s in (0, 1, 2)] == ["layers 0-2", "layer 3", ""]
+
+
+@pytest.mark.parametrize(
+    ("view", "said"),
+    [
+        ((0, 0.0, None, None), ""),
+        ((3, 1.2e-7, 9, None), "replayed steps match: max difference 1.2e-07 (3 steps)"),
+        ((1, 0.0, 9, None), "replayed steps match: max difference 0 (1 step)"),
+        ((3, 0.5, 9, 8), "replayed steps do not match: step 8 is another one"),
+    ],
+)
+def test_whether_what_was_done_again_gave_the_same(
+    view: tuple[int, float, int | None, int | None], said: str
+) -> None:
+    steps, difference, at, mismatch = view
+    made = ReplayView(steps=steps, max_difference=difference, at_step=at, first_mismatch=mismatch)
+    assert words.replay(made) == said

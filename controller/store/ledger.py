@@ -1,0 +1,127 @@
+"""The proof that a job's training is one training, worked out from what every step reported.
+
+Each once: the lineage's steps follow on each other, and the samples that were consumed hash to what
+(seed, number of samples) give for that step. Replayed: a step that a later generation did again
+took the same samples and gave the same loss, but for the rounding of another shape's sums.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+
+from controller.core.states import JobState
+from controller.store import history
+from controller.store.tables import steps
+from trainer.contract.samples import expected_hash, hash_of
+
+
+@dataclass(frozen=True)
+class Range:
+    """Steps ``first`` .. ``last`` of the lineage, all of one generation."""
+
+    generation: int
+    first: int
+    last: int
+    samples: int
+    hash: str
+    """Of all samples that these steps consumed: the sum of the steps' own."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What was done more than once, compared."""
+
+    steps: int = 0
+    """So many steps were committed by more than one generation."""
+    max_difference: float = 0.0
+    """Of a step's losses, the greatest."""
+    at_step: int | None = None
+    """Where that is."""
+    mismatch: int | None = None
+    """The first step that took other samples, or was finite only once; None: there is none."""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Whether each step of the lineage was committed once, with the right samples."""
+
+    steps: int
+    ranges: Sequence[Range]
+    replay: Replay
+    gap_at: int | None = None
+    gap: str = ""
+
+
+def ledger_of(connection: sa.Connection, job: Any) -> Ledger:
+    """Check the lineage's steps against the permutation; ``job`` is its row."""
+    ranges: list[Range] = []
+    done, wrong = 0, None
+    for link in history.links_of(connection, job.id):
+        found, gap = _range(connection, job, link)
+        if link.first != done + 1:
+            gap = done + 1, f"generation {link.generation} begins at step {link.first}"
+        ranges.append(found)
+        wrong = wrong or gap
+        done = link.last
+    if wrong is None and job.state == JobState.SUCCEEDED and done != job.spec["steps"]:
+        wrong = done + 1, f"the job is done after {done} steps"
+    return Ledger(done, ranges, replay_of(connection, job.id), *(wrong or ()))
+
+
+def _range(
+    connection: sa.Connection, job: Any, link: history.Link
+) -> tuple[Range, tuple[int, str] | None]:
+    """What the steps of ``link`` have consumed, and the first that is wrong."""
+    rows = connection.execute(
+        sa.select(steps.c.step, steps.c.samples, steps.c.sample_ids_hash)
+        .where(steps.c.job == job.id, steps.c.generation == link.generation)
+        .where(steps.c.step.between(link.first, link.last))
+    ).all()
+    total = hash_of(sum(int(row.sample_ids_hash, 16) for row in rows))
+    samples = sum(row.samples for row in rows)
+    found = Range(link.generation, link.first, link.last, samples, total)
+    return found, _wrong_step(job, link, {row.step: row for row in rows})
+
+
+def _wrong_step(job: Any, link: history.Link, found: dict[int, Any]) -> tuple[int, str] | None:
+    batch_size, seed = job.spec["batch_size"], job.spec.get("seed", 0)
+    for step in range(link.first, link.last + 1):
+        row = found.get(step)
+        if row is None:
+            return step, f"no report of it came from generation {link.generation}"
+        if row.samples != batch_size:
+            return step, f"it took {row.samples} samples instead of {batch_size}"
+        right = _expected_hash(step, batch_size, job.samples, seed) if job.samples else ""
+        if row.sample_ids_hash != right:
+            return step, f"its samples hash to {row.sample_ids_hash} instead of {right}"
+    return None
+
+
+# A ledger is asked for again and again while its job runs; each step is worked out once.
+_expected_hash = lru_cache(maxsize=1 << 17)(expected_hash)
+
+
+def replay_of(connection: sa.Connection, job: str) -> Replay:
+    """Compare what several generations say of the same step."""
+    often = sa.func.count()
+    rows = connection.execute(
+        sa.select(
+            steps.c.step,
+            often.label("times"),
+            sa.func.count(steps.c.loss).label("finite"),
+            sa.func.min(steps.c.loss).label("least"),
+            sa.func.max(steps.c.loss).label("most"),
+            sa.func.count(sa.distinct(steps.c.sample_ids_hash)).label("hashes"),
+        )
+        .where(steps.c.job == job)
+        .group_by(steps.c.step)
+        .having(often > 1)
+        .order_by(steps.c.step)
+    ).all()
+    differ = [(row.most - row.least, row.step) for row in rows if row.finite == row.times]
+    odd = (row.step for row in rows if row.hashes > 1 or row.finite not in (0, row.times))
+    greatest, at = max(differ, default=(0.0, None), key=lambda pair: pair[0])
+    return Replay(len(rows), greatest, at, next(odd, None))
