@@ -16,7 +16,7 @@ import pytest
 from agent import folder, wire
 from agent.patience import in_thread
 from agent.staging import JobStaging, Staging, StaleError, Uploads
-from tests.fakes.waiting import until_soon
+from tests.fakes.waiting import until, until_soon
 from tests.fakes.zygotes import run_spec
 from tests.integration.test_checkpoint import (
     FOLDER,
@@ -304,6 +304,30 @@ def test_a_store_that_fails_is_tried_again_and_said_once(
 
     asyncio.run(story())
     assert next(failures, None) is None
+
+
+def test_an_interrupted_upload_goes_on_where_it_was(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staging, put = staged(url, tmp_path), Remote.put
+    tried, up = list[str](), list[str]()
+
+    def breaking(self: Remote, path: Path, name: str) -> None:
+        tried.append(name)
+        if name.endswith("layer-006.r2.safetensors") and tried.count(name) == 1:
+            refuse()
+        put(self, path, name)
+        up.append(name)
+
+    monkeypatch.setattr(Remote, "put", breaking)
+    with pytest.raises(StoreError):
+        asyncio.run(staging.upload(FOLDER, spec(url, 2)))
+    assert staging.remote.listing().parts == (), "a part before its layers"
+    until(lambda: len(up) == len(tried) - 1)
+    asyncio.run(staging.upload(FOLDER, spec(url, 2)))
+    (part,) = staging.remote.listing().parts
+    assert sorted(up) == sorted(f"{FOLDER}/{file.name}" for file in part.files)
+    assert len(up) > 1, "there was nothing to go on from"
 
 
 @contextmanager

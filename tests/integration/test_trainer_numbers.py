@@ -169,6 +169,16 @@ def test_any_batch_is_dealt_whole(
     assert farthest(deep, plain_loop(job)) < 1e-5
 
 
+def test_the_batch_and_the_rate_are_the_same_at_every_number_of_replicas(
+    trainers: Trainers, tmp_path: Path
+) -> None:
+    """24 samples in micro-batches of 4: five replicas do not divide them."""
+    args = {"samples": 60, "tied": True}
+    job = Job(trainers, tmp_path / "job", batch_size=24, steps=6, args=args)
+    curves = {replicas: job.curve(1, replicas, m=4) for replicas in range(1, 6)}
+    assert max(farthest(curve, curves[1]) for curve in curves.values()) < 1e-5
+
+
 def test_a_stage_may_have_nothing_to_train(trainers: Trainers, tmp_path: Path) -> None:
     job = Job(trainers, tmp_path / "job", steps=5, args={"pause": True, "frozen": True})
     cut = job.curve(4, 1, cuts=(0, 1, 2, 3, 6))
