@@ -81,6 +81,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--checkpoint-dir", type=Path, help="keep checkpoints below this folder")
     parser.add_argument("--resume", metavar="STEP", help="a step in --checkpoint-dir, or `newest`")
     parser.add_argument("--json", action="store_true", help="one JSON object a step")
+    parser.add_argument("--zygote-fd", type=int, help="an inherited socket to a warm zygote")
     options = parser.parse_args()
     if options.resume and not options.checkpoint_dir:
         parser.error("--resume needs --checkpoint-dir")
@@ -96,7 +97,7 @@ async def _until_told(options: argparse.Namespace) -> None:
 
 
 async def _try(options: argparse.Namespace) -> None:
-    request, shape = _read_request(options.spec), _read_shape(options.shape, options.micro_batch)
+    request, shape = read_request(options.spec), _read_shape(options.shape, options.micro_batch)
     try:
         micro_batches(request.training.batch_size, shape)
     except ValueError as error:
@@ -116,7 +117,7 @@ async def _try(options: argparse.Namespace) -> None:
         root = _own_folder(options.checkpoint_dir or Path(temporary), job)
         try:
             async with contextlib.AsyncExitStack() as ending:
-                zygote = await Zygote.start()
+                zygote = await _zygote(options.zygote_fd)
                 ending.push_async_callback(zygote.close)
                 hear = partial(_hear, options.json)
                 run = _Run(request, job, root, Path(temporary), hear, agreed, zygote)
@@ -125,6 +126,10 @@ async def _try(options: argparse.Namespace) -> None:
             raise TryError(str(error)) from error
     if options.checkpoint_dir:
         print(f"Checkpoints are in {root}", file=sys.stderr)
+
+
+async def _zygote(descriptor: int | None) -> Zygote:
+    return await (Zygote.start() if descriptor is None else Zygote.adopt(descriptor))
 
 
 @dataclass(frozen=True)
@@ -233,7 +238,8 @@ def _as_text(line: StepCommitted) -> None:
     print(f"step {line.step}  loss {loss}  gradient norm {norm}  {line.seconds:.3g} s", flush=True)
 
 
-def _read_request(path: Path) -> Request:
+def read_request(path: Path) -> Request:
+    """Raises TryError."""
     try:
         return Request.model_validate_json(path.read_bytes())
     except OSError as error:

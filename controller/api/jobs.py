@@ -246,7 +246,7 @@ def evict(here: Here, job: str, drill: schemas.EvictRequest) -> schemas.EvictAns
 
     here.store.write(note).result()
     with ThreadPoolExecutor(len(taken)) as pool:
-        list(pool.map(kill_tree, [facts[name] for name in taken]))
+        list(pool.map(kill_tree, [facts[name].pid for name in taken]))
     here.ring(RECONCILER, FEED)
     return schemas.EvictAnswer(nodes=tuple(taken))
 

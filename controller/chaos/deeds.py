@@ -7,14 +7,16 @@ A *trouble* befalls a node, the disk or the controller, and is over after a whil
 
 A killed node is gone with all its processes; a stopped one stands still with all of them, a hung
 one with its agent alone; one that is cut and its controller do not hear each other; the trainers of
-a slow one stand still every other moment. Troubles overlap. A node that has one gets no other until
-it is over. Fewer nodes than the job needs at least are left alone only for a bounded time, and at
-the end of the time everything is mended.
+a slow one stand still every other moment. For a killed one a new one joins, as when a cloud gives
+another VM; now and then it comes back under its name. Troubles overlap. A node that has one gets no
+other until it is over. Fewer nodes than the job needs at least are left alone only for a bounded
+time, and at the end of the time everything is mended.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import count
 
 Draw = Callable[[], float]
 """The next number in [0, 1)."""
@@ -26,6 +28,8 @@ _PAUSE = (2.0, 9.0)
 """Between the beginnings of two troubles."""
 _REST = 1.0
 """Between two troubles of one node."""
+_COMES_BACK = 0.2
+"""The chance that who joins for a killed node has its name."""
 _SEVERAL = 0.25
 """The chance that a kill takes more than one node."""
 
@@ -54,13 +58,14 @@ class Verb(StrEnum):
 @dataclass(frozen=True)
 class Deed:
     """``verb`` at ``at`` seconds, to ``node`` unless it is the disk's or the controller's;
-    ``seconds`` is the warning that a notice gives.
+    ``seconds`` is the warning that a notice gives, ``replaces`` whom a new node joins for.
     """
 
     at: float
     verb: Verb
     node: str = ""
     seconds: float = 0.0
+    replaces: str = ""
 
     def __str__(self) -> str:
         warning = f" ({self.seconds:g} s)" if self.seconds else ""
@@ -99,6 +104,8 @@ class _Outage:
     begins: float
     ends: float
     warning: float = 0.0
+    heir: str = ""
+    """Who joins at its end."""
 
     def deeds(self) -> list[Deed]:
         """What begins it and what ends it."""
@@ -106,15 +113,18 @@ class _Outage:
         made = [Deed(self.begins, self.verb, node, self.warning)]
         if self.verb is Verb.NOTICE:
             made.append(Deed(round(self.begins + self.warning, 3), Verb.TAKE, node))
-        return [*made, Deed(self.ends, _TROUBLES[self.verb].ends, node)]
+        ending = _TROUBLES[self.verb].ends
+        if self.heir:
+            return [*made, Deed(self.ends, ending, self.heir, replaces=node)]
+        return [*made, Deed(self.ends, ending, node)]
 
 
 def schedule(draw: Draw, nodes: Sequence[str], minimum: int, seconds: float) -> tuple[Deed, ...]:
     """The deeds of ``seconds`` seconds by time, to a cluster that begins with all ``nodes``."""
     outages: list[_Outage] = []
-    at = _FIRST_AT
+    at, names = _FIRST_AT, _new_names(nodes)
     while at < seconds:
-        drawn = _draw_outages(draw, nodes, outages, round(at, 3))
+        drawn = _draw_outages(draw, _present(nodes, outages), outages, round(at, 3), names)
         wanted = [*outages, *drawn]
         below = longest_below(
             [(o.begins, o.ends) for o in wanted if o.verb not in (*_OF_NO_NODE, Verb.SLOW)],
@@ -125,6 +135,21 @@ def schedule(draw: Draw, nodes: Sequence[str], minimum: int, seconds: float) -> 
         at += _between(draw, *_PAUSE)
     deeds = [deed for outage in outages for deed in outage.deeds()]
     return tuple(sorted(deeds, key=lambda d: (d.at, d.verb, d.node)))
+
+
+def _new_names(nodes: Sequence[str]) -> Iterator[str]:
+    """None that is among ``nodes``."""
+    numbers = [int(name.rpartition("-")[2]) for name in nodes if name.rpartition("-")[2].isdigit()]
+    return (f"node-{number}" for number in count(max(numbers, default=0) + 1))
+
+
+def _present(nodes: Sequence[str], outages: Sequence[_Outage]) -> list[str]:
+    """Who is there, or will be when what has begun is over."""
+    present = list(nodes)
+    for outage in outages:
+        if outage.heir:
+            present[present.index(outage.whom)] = outage.heir
+    return present
 
 
 def longest_below(spans: Sequence[tuple[float, float]], spare: int) -> float:
@@ -143,22 +168,28 @@ def longest_below(spans: Sequence[tuple[float, float]], spare: int) -> float:
 
 
 def _draw_outages(
-    draw: Draw, nodes: Sequence[str], before: Sequence[_Outage], at: float
+    draw: Draw,
+    nodes: Sequence[str],
+    before: Sequence[_Outage],
+    at: float,
+    names: Iterator[str],
 ) -> list[_Outage]:
     """One trouble, of one node or of several; none when whom it would befall has one already."""
     verb = _draw_verb(draw)
     kind = _TROUBLES[verb]
-    busy = {o.whom for o in before if at < o.ends + _REST}
+    busy = {o.heir or o.whom for o in before if at < o.ends + _REST}
     free = [name for name in (nodes if verb not in _OF_NO_NODE else [verb]) if name not in busy]
-    count = 1
+    wanted = 1
     if verb is Verb.KILL and draw() < _SEVERAL:
-        count = 2 + int(draw() * max(1, len(nodes) - 1))
+        wanted = 2 + int(draw() * max(1, len(nodes) - 1))
     made = []
-    for _ in range(min(count, len(free))):
+    for _ in range(min(wanted, len(free))):
         whom = free.pop(int(draw() * len(free)))
         lasts = _between(draw, kind.shortest, kind.longest)
         warning = round(_between(draw, 0.3, 0.75) * lasts, 3) if verb is Verb.NOTICE else 0.0
-        made.append(_Outage(verb, whom, at, round(at + lasts, 3), warning))
+        by_another = kind.ends is Verb.JOIN and draw() >= _COMES_BACK
+        heir = next(names) if by_another else ""
+        made.append(_Outage(verb, whom, at, round(at + lasts, 3), warning, heir))
     return made
 
 

@@ -3,20 +3,28 @@ from, on one stage and one replica.
 """
 
 import json
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from controller.chaos.verdict import Launch, Replay, to_replay
+from controller.chaos.verdict import Launch, Replay, that_trained, to_replay
+from controller.cli import output
 from controller.core.jobspec import JobSpec
+from controller.core.words import count
 from trainer.contract.spec import Program
 
 _PYTHON = (sys.executable, "-I", "-u", "-m")
 _AT_ONCE = 2
 
+Lend = Callable[[str], socket.socket]
+"""A warm zygote under a name: torch is not imported once for each replay."""
 
-def replay(spec: JobSpec, launches: Sequence[Launch], aside: Path) -> list[Replay]:
+
+def replay(
+    spec: JobSpec, launches: Sequence[Launch], aside: Path, lend: Lend | None
+) -> list[Replay]:
     """Each launch's first steps; its checkpoint lies in ``aside/g<generation>``. Only builtin
     programs, which need no bundle.
     """
@@ -30,23 +38,35 @@ def replay(spec: JobSpec, launches: Sequence[Launch], aside: Path) -> list[Repla
             }
         )
     )
-    done: list[Replay] = []
-    for first in range(0, len(launches), _AT_ONCE):
-        some = launches[first : first + _AT_ONCE]
-        running = [_start(request, launch, aside) for launch in some]
+    trained, done = that_trained(launches), list[Replay]()
+    output.note(f"Replaying the first steps of {count(len(trained), 'generation')}.")
+    for first in range(0, len(trained), _AT_ONCE):
+        some = trained[first : first + _AT_ONCE]
+        running = [_start(request, launch, aside, lend) for launch in some]
         done += [_end(launch, child) for launch, child in zip(some, running, strict=True)]
     return done
 
 
-def _start(request: Path, launch: Launch, aside: Path) -> subprocess.Popen[str]:
+def _start(request: Path, launch: Launch, aside: Path, lend: Lend | None) -> subprocess.Popen[str]:
     folder = aside / f"g{launch.generation}"
     arguments = ["--spec", str(request), "--shape", "1x1", "--micro-batch", str(launch.micro_batch),
                  "--checkpoint-dir", str(folder), "--resume", str(launch.resumed_from),
-                 "--steps", str(len(to_replay(launch))), "--json"]  # fmt: skip
+                 "--steps", str(to_replay(launch)[-1] - launch.resumed_from), "--json"]  # fmt: skip
+    command = [*_PYTHON, "agent.local", *arguments]
+    if lend is None:
+        return _piped(command)
+    with lend(f"replay-{launch.generation}") as zygote:
+        return _piped([*command, "--zygote-fd", str(zygote.fileno())], zygote.fileno())
+
+
+def _piped(command: Sequence[str], *descriptors: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*_PYTHON, "agent.local", *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        pass_fds=descriptors,
+    )
 
 
 def _end(launch: Launch, child: subprocess.Popen[str]) -> Replay:

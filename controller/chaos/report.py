@@ -17,6 +17,8 @@ class Report:
     seconds: float
     nodes: int
     minimum: int
+    job: str = ""
+    """Of a demo; empty: a cluster of its own."""
     done: Counter[Verb] = field(default_factory=Counter)
     left_out: dict[Verb, str] = field(default_factory=dict)
     invariants: list[Invariant] = field(default_factory=list)
@@ -30,6 +32,12 @@ class Report:
     def holds(self) -> bool:
         """Whether every promise was kept."""
         return all(invariant.holds for invariant in self.invariants)
+
+    @property
+    def command(self) -> str:
+        """That does the same again."""
+        on = self.job or f"--nodes {self.nodes} --min {self.minimum}"
+        return f"varuna chaos {on} --for {self.seconds:g}s --seed {self.seed}"
 
     def as_json(self) -> dict[str, object]:
         """One object."""
@@ -63,4 +71,4 @@ class Report:
             f"{count(self.lost_steps, 'step')} lost, goodput {self.goodput:.0%}"
         )
         end = "All promises held." if self.holds else "NOT all promises held."
-        output.say(f"{end} Again: varuna chaos --for {self.seconds:g}s --seed {self.seed}")
+        output.say(f"{end} Again: {self.command}")

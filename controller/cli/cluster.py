@@ -29,6 +29,8 @@ from controller.cloud.local import LocalFleet, die_with_parent
 READY_SECONDS = 60.0
 CONNECT_SECONDS = 60.0
 STOP_SECONDS = 10.0
+WANTED = "wanted"
+"""A folder in the cluster's: an agent is started for each name that lies there."""
 _POLL_SECONDS = 0.05
 
 T = TypeVar("T")
@@ -48,6 +50,7 @@ class Cluster:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
+        (self.folder / WANTED).mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
             self.start_controller()
             stack.callback(self._stop_controller)
@@ -94,6 +97,18 @@ class Cluster:
             self._serve.wait()
             raise
         self._port = httpx2.URL(self.controller.place.url).port or self._port
+
+    def keep_up(self) -> None:
+        """Bring back what another process has killed: the controller, at once, and the agents whose
+        names it has put into the folder ``wanted``.
+        """
+        if self._serve.poll() is not None:
+            self.controller.close()
+            self.start_controller()
+        wanted = list((self.folder / WANTED).iterdir())
+        self.fleet.create([path.name for path in wanted])
+        for path in wanted:
+            path.unlink()
 
     def kill_controller(self) -> None:
         """SIGKILL, as a crash; agents and trainers go on."""

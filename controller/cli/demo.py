@@ -4,6 +4,7 @@ wish.
 Every figure that it prints was asked from the controller's REST API.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -25,7 +26,7 @@ import typer
 from controller import words
 from controller.api.schemas import EventView, JobView, LedgerView, Page, RecoveryView
 from controller.cli import output
-from controller.cli.client import USAGE, CliError, job_path
+from controller.cli.client import USAGE, CliError, Controller, UnreachableError, job_path
 from controller.cli.cluster import Cluster, free_or_any, stopped_by_signals
 from controller.cli.jobs import WAIT_EXIT, send
 from controller.cli.options import AsJson
@@ -187,13 +188,16 @@ class _Show:
     """What the terminal says while the job runs."""
 
     def __init__(self, cluster: Cluster, job_id: str, quiet: bool) -> None:
-        self._ask = cluster.controller
         self._cluster = cluster
         self._job_id = job_id
         self._quiet = quiet
         self._running = False
         before = self._ask.get(job_path(job_id, "/events"), Page[EventView], last=1).items
         self._seen = before[-1].seq if before else 0
+
+    @property
+    def _ask(self) -> Controller:
+        return self._cluster.controller
 
     def head(self, names: list[str]) -> None:
         """Where everything is."""
@@ -264,13 +268,17 @@ def _submit(cluster: Cluster, nodes: int, steps: int, seed: int, keep_all: bool)
 def _watch(cluster: Cluster, job_id: str, evictions: Evictions, show: _Show, stay: bool) -> int:
     """Look until the job is over (``stay``: until Ctrl-C); the exit code that says how it ended."""
     while True:
-        job = cluster.controller.get(job_path(job_id), JobView)
-        show.look(job)
-        if job.state.is_over:
-            break
-        evictions.look(job, time.monotonic())
         cluster.fleet.list()  # collects agents that a drill has killed
-        time.sleep(_AIM_SECONDS if evictions.are_near(job) else _LOOK_SECONDS)
+        cluster.keep_up()
+        pause = _LOOK_SECONDS
+        with contextlib.suppress(UnreachableError):  # then it is started again
+            job = cluster.controller.get(job_path(job_id), JobView)
+            show.look(job)
+            if job.state.is_over:
+                break
+            evictions.look(job, time.monotonic())
+            pause = _AIM_SECONDS if evictions.are_near(job) else _LOOK_SECONDS
+        time.sleep(pause)
     show.end(job)
     while stay:
         output.note("Ctrl-C ends the demo.")

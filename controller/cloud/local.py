@@ -27,7 +27,6 @@ from typing import IO, Self
 
 import psutil
 
-from agent.wire import Facts
 from controller.cloud.port import CloudError, Machine
 from trainer.contract import forks
 
@@ -126,6 +125,15 @@ class LocalFleet:
         """The processes of a node: its agent and its zygote."""
         return self._nodes[name].agent.pid, self._nodes[name].zygote
 
+    def lend_zygote(self, name: str) -> socket.socket:
+        """A warm zygote for somebody else, who is to inherit this end of its socket; it ends with
+        the last copy of it.
+        """
+        ours, theirs = forks.pair()
+        with theirs:
+            self._fork_zygote(name, theirs)
+        return ours
+
     def price(self) -> float | None:
         """This machine is paid for."""
         return None
@@ -172,14 +180,14 @@ class LocalFleet:
         return forks.ANSWER.validate_json(received[0])
 
 
-def kill_tree(facts: Facts) -> None:
-    """The drill: SIGKILL the agent with all its descendants, as a reclaim without notice does.
+def kill_tree(pid: int) -> None:
+    """The drill: SIGKILL an agent with all its descendants, as a reclaim without notice does.
 
     What it forked through a shared zygote dies with it by the chain of death. Only for an agent on
     this machine. Returns when the agent is gone; gone already is no error.
     """
     try:
-        agent = psutil.Process(facts.pid)
+        agent = psutil.Process(pid)
         if not _is_agent(agent.cmdline()):  # the number belongs to somebody else by now
             return
         tree = [agent, *agent.children(recursive=True)]

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from controller.chaos import processes, watch
-from controller.chaos.ground import Disk
+from controller.chaos.disk import Disk
 from controller.chaos.links import Links
 from controller.chaos.watch import Watch
 from controller.cli.client import Controller

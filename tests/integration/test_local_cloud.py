@@ -8,7 +8,6 @@ import psutil
 import pytest
 
 from controller.cloud.local import kill_tree
-from tests.fakes.agents import facts
 from tests.fakes.waiting import until
 
 pytestmark = pytest.mark.integration
@@ -44,10 +43,10 @@ def test_an_agent_goes_with_its_descendants_and_a_stranger_stays(
 ) -> None:
     name, parent = process
     children = parent.children(recursive=True)
-    kill_tree(facts(pid=parent.pid))
+    kill_tree(parent.pid)
     if name == "agent.daemon":
         until(lambda: not any(_lives(each) for each in (parent, *children)))
-        kill_tree(facts(pid=parent.pid))  # gone already is no error
+        kill_tree(parent.pid)  # gone already is no error
     else:
         assert all(_lives(each) for each in (parent, *children))
 

@@ -35,10 +35,12 @@ def plan(seed: int, count: int, spare: int, seconds: float) -> tuple[Deed, ...]:
 
 
 def by_whom(deeds: tuple[Deed, ...]) -> dict[str, list[Deed]]:
-    """The deeds to each node, to the disk, to the controller."""
-    found = defaultdict(list)
+    """The deeds to each node and those that joined for it, to the disk, to the controller."""
+    found, first = defaultdict(list), dict[str, str]()
     for deed in deeds:
-        found[deed.node or str(deed.verb).split("-")[0]].append(deed)
+        whom = deed.node or str(deed.verb).split("-")[0]
+        first[whom] = first.get(deed.replaces or whom, deed.replaces or whom)
+        found[first[whom]].append(deed)
     return found
 
 
@@ -82,12 +84,24 @@ def test_fewer_nodes_than_the_minimum_never_last_long(
         if deed.verb in AWAY:
             away.add(deed.node)
         elif deed.verb in (Verb.CONTINUE, Verb.WAKE, Verb.MEND, Verb.JOIN):
-            away.discard(deed.node)
+            away.discard(deed.replaces or deed.node)
         if count - len(away) >= minimum:
             below_since = None
         elif below_since is None:
             below_since = deed.at
     assert not away
+
+
+def test_mostly_a_new_node_joins_for_a_killed_one_and_now_and_then_it_comes_back() -> None:
+    deeds = plan(0, 4, 2, 3600)
+    joined = [deed for deed in deeds if deed.verb is Verb.JOIN]
+    new = [deed for deed in joined if deed.replaces]
+    assert 0 < len(joined) - len(new) < len(new)
+    assert len({deed.node for deed in new}) == len(new)
+    gone: set[str] = set()
+    for deed in deeds:
+        assert deed.node not in gone, "what was replaced is never heard of again"
+        gone.add(deed.replaces or "nobody")
 
 
 def test_ten_minutes_have_troubles_of_every_kind() -> None:
