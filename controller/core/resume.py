@@ -5,18 +5,25 @@ controller knows of a job's generations.
 """
 
 from controller.core.failing import same_in_a_row
+from controller.core.states import Reason
 from controller.core.world import Checkpoint, EndedGeneration, Generation, Job
 from trainer.contract.lineage import counts, lineage_of, newest_complete
+
+UNREADABLE_TRIES = 3
+"""A checkpoint that listings find whole and that cannot be read so many times in a row is passed
+over, once; nothing condemns it.
+"""
 
 
 def newest(job: Job) -> Checkpoint | None:
     """The newest complete checkpoint in the lineage that may be loaded.
 
-    When it has failed twice in the same way, one further back than was loaded last.
+    When it has failed twice in the same way, or could not be read again and again, one further back
+    than was loaded last.
     """
-    spoilt = failed_twice_from(job)
+    spoilt = (failed_twice_from(job), unreadable(job))
     chain = _chain(job)
-    candidates = [c for c in _complete(job) if c.folder != spoilt]
+    candidates = [c for c in _complete(job) if c.folder not in spoilt]
     return newest_complete(candidates, chain) or newest_complete(_complete(job), chain)
 
 
@@ -49,6 +56,19 @@ def failed_twice_from(job: Job) -> str | None:
     if len(same) < 2 or same[-1].resumed_from is None:
         return None
     return same[-1].resumed_from.folder
+
+
+def unreadable(job: Job) -> str | None:
+    """The folder that none of the last launches could read, though each listing saw it whole: the
+    disk is broken under one of its files, say.
+    """
+    last = [g for g in job.past if g.launched][-UNREADABLE_TRIES:]
+    loaded = [
+        g.resumed_from.folder
+        for g in last
+        if g.reason is Reason.CHECKPOINT_UNREACHABLE and not g.committed and g.resumed_from
+    ]
+    return loaded[0] if len(loaded) == UNREADABLE_TRIES and len(set(loaded)) == 1 else None
 
 
 def has_trained(job: Job) -> bool:
