@@ -77,7 +77,6 @@ class Loop:
             self._report(step, vote, time.monotonic() - began)
             if step == done + 1:
                 self._control.enter(Phase.STEP)
-                self._saves.touch()
             if self._is_to_be_evaluated(step) and not vote.wishes.stop:
                 self._evaluate(step)
             if step == last:
@@ -108,6 +107,7 @@ class Loop:
         if vote.samples != training.batch_size:
             raise RuntimeError(f"step {step} took {vote.samples} of {training.batch_size} samples")
         if vote.is_sound:
+            self._saves.settle()
             standing.is_applying = True
             self._stage.apply(step, vote.gradient_scale(training.clip_grad_norm))
             standing.is_applying = False

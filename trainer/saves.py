@@ -1,9 +1,10 @@
 """When this rank saves, and the thread that writes while the training goes on.
 
-A periodic save costs a step one copy in memory; a thread writes it. Whether all ranks save after a
-step is agreed by the vote (:mod:`trainer.replicas`): when one that is due finds any rank still at
-the one before, it is put off until all are free. A disk that is full or slow never stops the
-training. The last step, a drain and a salvage wait for their own write.
+A periodic save is copied and written by a thread (:mod:`trainer.snapshot`); the next step of the
+optimizer waits for the copy, when it comes so soon. Whether all ranks save after a step is agreed
+by the vote (:mod:`trainer.replicas`): when one that is due finds any rank still at the one before,
+it is put off until all are free. A disk that is full or slow never stops the training. The last
+step, a drain and a salvage wait for their own write.
 """
 
 import time
@@ -42,7 +43,8 @@ class Saves:
         self._snapshot = Snapshot()
         self._writer = ThreadPoolExecutor(1, "writer")
         self._writing: Future[None] | None = None
-        self._touching: Future[None] | None = None
+        self._stall = 0.0
+        """How many seconds the newest periodic save has held up the training."""
         self._began_at = time.monotonic()
         self._is_put_off = False
 
@@ -86,21 +88,18 @@ class Saves:
         """Note a step of the ledger for the next part."""
         self._committed.append(committed)
 
-    def touch(self) -> None:
-        """Make room for snapshots while the training goes on."""
-        if self._spec.saving.every_steps or self._spec.saving.every_seconds:
-            states = self._stage.states(self._share)
-            self._touching = self._writer.submit(self._snapshot.touch, states)
-
     def start(self, step: int) -> None:
-        """Copy this rank's share as it is after ``step`` and let the writer write it."""
+        """Let the writer copy and write this rank's share as it is after ``step``."""
         self._is_put_off = False
         self._began_at = time.monotonic()
-        if self._touching:
-            self._touching.result()
-        states = self._snapshot.take(self._stage.states(self._share))
-        stall = time.monotonic() - self._began_at
-        self._writing = self._writer.submit(self._write, self._header(step), states, stall)
+        states, header = self._stage.states(self._share), self._header(step)
+        self._snapshot.announce()
+        self._writing = self._writer.submit(self._copy_and_write, header, states)
+        self._stall = time.monotonic() - self._began_at
+
+    def settle(self) -> None:
+        """To be called before the state is changed: wait for what is still to be copied of it."""
+        self._stall += self._snapshot.wait()
 
     def finish(self, step: int, check: Callable[[], None]) -> None:
         """Write this rank's share as it is after ``step`` and wait until it is durable.
@@ -143,10 +142,13 @@ class Saves:
             loss_scale=self._stage.loss_scale,
         )
 
+    def _copy_and_write(self, header: PartHeader, states: Mapping[int, LayerState]) -> None:
+        self._write(header, self._snapshot.take(states), is_beside=True)
+
     def _write(
-        self, header: PartHeader, states: Mapping[int, LayerState], stall: float | None = None
+        self, header: PartHeader, states: Mapping[int, LayerState], *, is_beside: bool = False
     ) -> None:
-        """Write a part and say so, or why not. Without ``stall`` all of it is one."""
+        """Write a part and say so, or why not. Unless ``is_beside``, the training waits for it."""
         root, folder = self._spec.saving.root, header.folder
         if not header.kind and header.step <= self._saved:
             return
@@ -155,6 +157,6 @@ class Saves:
         except (SaveError, OSError) as error:
             self._say(SaveFailed(folder=folder, step=header.step, message=str(error)))
             raise
-        stall = written.seconds if stall is None else stall
+        stall = self._stall if is_beside else written.seconds
         self._saved = max(self._saved, header.step)
         self._say(written.model_copy(update={"stall_seconds": stall}))

@@ -1,9 +1,13 @@
-"""Saving beside the training: the same bytes, a copy's stall, no matter how the disk is; loading at
+"""Saving beside the training: the same bytes, hardly a stall, no matter how the disk is; loading at
 any other shape; and what is found after everybody was killed.
 """
 
+import queue
 import random
+import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,9 +15,11 @@ import torch
 from tests.fakes.jobs import LAYERS, Job, Undisturbed
 from tests.fakes.standing import all_halted, hashes, newest, salvage, stands_still
 from tests.fakes.trainers import Generation
-from trainer.contract.checkpoints import complete, scan, to_resume
+from trainer.checkpoint import read_layers
+from trainer.contract.checkpoints import DataPosition, complete, scan, to_resume
 from trainer.contract.progress import (
     Halt,
+    Line,
     PartWritten,
     Phase,
     PhaseBegun,
@@ -21,9 +27,11 @@ from trainer.contract.progress import (
     Stop,
     Stopped,
 )
-from trainer.contract.spec import Saving
+from trainer.contract.spec import Program, RunSpec, Saving, Shape, Training
 from trainer.layerfile import LayerState
+from trainer.saves import Saves
 from trainer.snapshot import Snapshot
+from trainer.stages import Stage
 
 pytestmark = pytest.mark.integration
 
@@ -111,28 +119,89 @@ def test_a_full_disk_stops_no_step_and_the_next_save_is_made_when_there_is_room(
     beset.leave(run)
 
 
-def test_a_snapshot_stays_as_it_was_taken_in_memory_that_is_used_again() -> None:
-    state = LayerState(
+def small_state() -> LayerState:
+    return LayerState(
         parameters={"layers.0.w": torch.arange(6.0).reshape(2, 3).t()},
         buffers={"layers.0.b": torch.tensor(3)},
         optimizer={"layers.0.w": {"step": torch.tensor(1.0), "scalar": 2}},
         aliases={"layers.0.tied": "layers.1.w"},
     )
-    snapshot = Snapshot()
-    snapshot.touch({0: state})
+
+
+def test_a_snapshot_stays_as_it_was_taken_in_memory_that_is_used_again() -> None:
+    state, snapshot = small_state(), Snapshot()
     taken = snapshot.take({0: state})[0]
     place = taken.parameters["layers.0.w"].data_ptr()
     before = state.parameters["layers.0.w"].clone()
     state.parameters["layers.0.w"].add_(1)
-    state.optimizer["layers.0.w"] |= {"step": torch.tensor(2.0), "more": torch.ones(2)}
     assert torch.equal(taken.parameters["layers.0.w"], before)
     assert taken.optimizer["layers.0.w"] == {"step": torch.tensor(1.0), "scalar": 2}
     assert taken.aliases == state.aliases
     again = snapshot.take({0: state})[0]
     assert again.parameters["layers.0.w"].data_ptr() == place
     assert torch.equal(again.parameters["layers.0.w"], before + 1)
-    assert torch.equal(again.buffers["layers.0.b"], torch.tensor(3))
-    assert again.optimizer["layers.0.w"].keys() == {"step", "scalar", "more"}
+    state.optimizer["layers.0.w"] |= {"step": torch.tensor(2.0), "more": torch.ones(2)}
+    grown = snapshot.take({0: state})[0]
+    assert torch.equal(grown.buffers["layers.0.b"], torch.tensor(3))
+    assert grown.optimizer["layers.0.w"].keys() == {"step", "scalar", "more"}
+
+
+class HeldUp(dict[int, LayerState]):
+    """States whose copying begins when the gate opens."""
+
+    def __init__(self, states: dict[int, LayerState], gate: threading.Event) -> None:
+        super().__init__(states)
+        self.gate = gate
+
+    def items(self) -> Any:
+        self.gate.wait()
+        return super().items()
+
+
+def test_the_state_changes_only_when_all_of_it_is_copied(tmp_path: Path) -> None:
+    state, gate = replace(small_state(), aliases={}), threading.Event()
+    weight = state.parameters["layers.0.w"]
+    before = weight.clone()
+
+    class OneLayer:
+        layers, layer_count, loss_scale = (0,), 1, None
+
+        def states(self, _: object) -> HeldUp:
+            return HeldUp({0: state}, gate)
+
+    said: queue.SimpleQueue[Line] = queue.SimpleQueue()
+    position = DataPosition(batch_size=1, seed=0, samples=1)
+    saves = Saves(one_rank(tmp_path), position, cast(Stage, OneLayer()), said.put)
+    saves.start(step=3)
+
+    def apply() -> None:
+        saves.settle()
+        weight.add_(1)
+
+    applying = threading.Thread(target=apply)
+    applying.start()
+    applying.join(0.05)
+    assert torch.equal(weight, before)
+    gate.set()
+    applying.join()
+    written = said.get(timeout=30)
+    assert isinstance(written, PartWritten) and written.stall_seconds > 0
+    saved = read_layers(tmp_path / written.folder, [0])[0].parameters["layers.0.w"]
+    assert torch.equal(saved, before) and torch.equal(weight, before + 1)
+
+
+def one_rank(root: Path) -> RunSpec:
+    return RunSpec(
+        kind="train",
+        job="j",
+        generation=1,
+        rank=0,
+        shape=Shape(depth=1, replicas=1, micro_batch=1),
+        cuts=(0, 1),
+        program=Program(source="builtin:gpt"),
+        training=Training(batch_size=1, steps=9),
+        saving=Saving(root=str(root), every_steps=3),
+    )
 
 
 # --- At any other shape

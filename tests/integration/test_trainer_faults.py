@@ -119,8 +119,12 @@ def test_a_signal_dumps_every_threads_stack_into_the_log(
 ) -> None:
     generation = trainers.wait(start(trainers, tmp_path / "job", "2x1"), in_full_swing)
     rank = generation.ranks[0]
-    os.kill(rank.trainer.pid, signal.SIGUSR2)
-    until(lambda: "pipeline.py" in rank.log.read_text() and "links.py" in rank.log.read_text())
+
+    def asked_until_it_is_in_mid_step() -> bool:
+        os.kill(rank.trainer.pid, signal.SIGUSR2)
+        return all(file in rank.log.read_text() for file in ("pipeline.py", "links.py"))
+
+    until(asked_until_it_is_in_mid_step)
     generation.order(Leave())
     trainers.wait(generation)
 
