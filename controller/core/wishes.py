@@ -55,7 +55,7 @@ def room_to_grow(look: Look, job: Job, generation: Generation) -> Wish | None:
     nodes = look.pool.offer(job)
     spares = [n for n in nodes if (n.name, n.incarnation) not in generation.nodes]
     since = max([generation.launched_at, *(n.registered_at for n in spares)])
-    if not spares or look.now < since + plan.settle:
+    if not spares or look.now < since + plan.settle or _saves_are_overdue(job, generation):
         return None
     choice, now = choice_for(job, nodes), estimated_seconds(job, generation, nodes)
     if not isinstance(choice, Choice) or choice.seconds > (1 - plan.min_gain) * now:
@@ -66,6 +66,15 @@ def room_to_grow(look: Look, job: Job, generation: Generation) -> Wish | None:
         return None
     more = f"{count(len(spares), 'more VM')}: {times(choice.shape)} is estimated {gain:.0%} faster"
     return Wish(Reason.SCALE_UP, f"{more} than {times(generation.shape)}")
+
+
+def _saves_are_overdue(job: Job, generation: Generation) -> bool:
+    """The store is full or away, it seems: what was not saved would be lost by stopping."""
+    every = job.spec.checkpoint.every
+    at_risk = salvage.steps_at_risk(job, generation.committed)
+    if every.steps is not None:
+        return at_risk > 2 * every.steps
+    return every.seconds is not None and at_risk * generation.step_seconds > 2 * every.seconds
 
 
 def estimated_seconds(job: Job, generation: Generation, nodes: Sequence[Node]) -> float:
