@@ -80,12 +80,12 @@ def _wanted(cluster: Cluster) -> list[Path]:
 
 
 def test_agents_that_no_demo_started_are_left_alone(scene: Scene) -> None:
-    scene.add("vm-1")
-    (node,) = scene.nodes()
-    assert set(agents_here([node])) == {"vm-1"}
+    scene.add("vm-9")
+    (node,) = [node for node in scene.nodes() if node.name == "vm-9"]
+    assert set(agents_here([node])) == {"vm-9"}
     for other, sentence in (
-        (node.model_copy(update={"boot_id": "elsewhere"}), "vm-1 is not on this machine"),
-        (node.model_copy(update={"pid": os.getpid()}), "vm-1 was not started by `varuna demo`"),
+        (node.model_copy(update={"boot_id": "elsewhere"}), "vm-9 is not on this machine"),
+        (node.model_copy(update={"pid": os.getpid()}), "vm-9 was not started by `varuna demo`"),
     ):
         with pytest.raises(CliError, match=sentence):
             agents_here([other])
