@@ -34,6 +34,7 @@ from trainer.contract.progress import (
     PartWritten,
     Phase,
     PhaseBegun,
+    Stay,
     StepCommitted,
     Stopped,
 )
@@ -150,6 +151,12 @@ class Node:
     def is_uploading(self) -> bool:
         """Whether a part of a checkpoint is on its way to a store."""
         return any(not uploads.is_idle for uploads in self._uploads)
+
+    def stay(self) -> None:
+        """Nobody can order anything now: who stands still keeps what it holds."""
+        for seat in self._seats:
+            if seat.trainer and seat.phase == Phase.HALTED:
+                seat.trainer.send(Stay())
 
     async def leave(self, seconds: float) -> None:
         """Tell all trainers to leave; kill those that are still there after ``seconds``.

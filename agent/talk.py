@@ -74,7 +74,7 @@ class Talk:
             group.create_task(self._take_orders(node))
             group.create_task(self._report(node))
             group.create_task(self._ship_logs(node))
-            group.create_task(self._stop_when_cut_off(node))
+            group.create_task(self._bear_being_cut_off(node))
 
     async def _beat(self, node: Node) -> None:
         while True:
@@ -174,9 +174,14 @@ class Talk:
                 return
             of.shipped = chunk.end
 
-    async def _stop_when_cut_off(self, node: Node) -> None:
+    async def _bear_being_cut_off(self, node: Node) -> None:
+        """Who stands still is told to stay, as long as nobody can order anything; at last all are
+        stopped.
+        """
         while True:
             await asyncio.sleep(1.0)
+            if self._is_away:
+                node.stay()
             silence = time.monotonic() - self._heard_at
             if silence > self._welcome.max_offline_seconds and node.running():
                 log.error("cut off for too long, stopping what runs", seconds=round(silence))

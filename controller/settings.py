@@ -11,6 +11,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from controller.core.world import Bounds, Rules
 
+MUTE_TIMES = 10
+"""An agent whose job goes on may be silent for so many times ``lost_after``."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -88,6 +90,7 @@ class Settings(BaseSettings):
         """The part that decisions depend on."""
         return Rules(
             lost_after=self.lost_after,
+            mute_after=MUTE_TIMES * self.lost_after,
             suspect_after=self.suspect_after,
             coalesce=self.coalesce,
             bounds=self.bounds,

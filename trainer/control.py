@@ -36,6 +36,7 @@ from trainer.contract.progress import (
     PhaseBegun,
     Save,
     SaveNow,
+    Stay,
     Stop,
 )
 
@@ -99,7 +100,7 @@ class Control:
         self._cause: _Cause | None = None
         self._is_halted = threading.Event()
         self._is_standing = False
-        self._orders: queue.SimpleQueue[Halt | Forward | Save] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Halt | Stay | Forward | Save] = queue.SimpleQueue()
         """For the main thread when it stands still; a halt that came meanwhile among them."""
         self._hang_up_at = math.inf
         self._give_up_at = math.inf
@@ -179,9 +180,9 @@ class Control:
         with suppress(queue.Empty):
             while True:
                 order = self._orders.get(timeout=limbo_seconds)
-                if not isinstance(order, Halt):
+                if isinstance(order, Forward | Save):
                     yield order
-                if self._cause and not isinstance(order, Save):
+                if self._cause and isinstance(order, Halt | Forward):
                     self._report_halted(torn=self.standing.is_applying)
 
     def flush(self) -> None:
@@ -235,7 +236,7 @@ class Control:
                     self.is_to_stop.set()
                 case SaveNow():
                     self.is_to_save.set()
-                case Forward() | Save() as order:
+                case Stay() | Forward() | Save() as order:
                     self._orders.put(order)
 
     def _shut_down(self, how: int) -> None:

@@ -8,7 +8,8 @@ Three verdicts, strongest first:
 
 A broken order request alone proves nothing: proxies reload, and then many break at once. Commits
 are proof of life: no step can commit without every rank, so while any member of a generation
-reports new steps no member is dead, however late its agent's beats.
+reports new steps no member is dead, however late its agent's beats. One that stays mute for very
+long is gone without all the same, at a step that the others agree on (:func:`is_mute`).
 """
 
 from collections.abc import Iterable
@@ -38,6 +39,13 @@ def is_silent(
     """Whether neither it nor any step of its ``generation`` was heard of for too long."""
     heard_at = max(node.heard_at, generation.committed_at if generation else 0.0)
     return now > world.grace_until and now - heard_at > rules.lost_after
+
+
+def is_mute(node: Node, world: World, now: float, rules: Rules) -> bool:
+    """Whether nothing was heard of its agent for very long. Its job may commit steps all the while,
+    but nothing that its ranks report or write is known.
+    """
+    return now > world.grace_until and now - node.heard_at > rules.mute_after
 
 
 def is_dead(

@@ -6,7 +6,13 @@ the jobs are gone through one by one (so that no node is given out twice), and t
 
 from controller.core.actions import MarkNode, QuarantineNode, ReleaseNode
 from controller.core.assign import Pool
-from controller.core.liveness import is_dead, is_leaving, is_silent, left_with_its_generation
+from controller.core.liveness import (
+    is_dead,
+    is_leaving,
+    is_mute,
+    is_silent,
+    left_with_its_generation,
+)
 from controller.core.quarantine import verdicts
 from controller.core.states import NodeState, may_move
 from controller.core.words import ended, seconds
@@ -103,6 +109,11 @@ class Look:
         dead, silent = self.missing(generation)
         lost = dead | {node.name: self.silence_of(node) for node in silent}
         return [self.lose(n, lost[n.name]) for n in self.seated(generation) if n.name in lost]
+
+    def mute(self, generation: Generation) -> list[Node]:
+        """Its nodes whose agents have not been heard for very long."""
+        seated = self.seated(generation)
+        return [node for node in seated if is_mute(node, self.world, self.now, self.rules)]
 
     def seated(self, generation: Generation) -> list[Node]:
         """Its nodes that are alive."""

@@ -19,8 +19,8 @@ from controller.core.look import Look
 from controller.core.states import GenerationState, JobState, Reason
 from controller.core.story import loss_of
 from controller.core.wishes import Wish, drain_bound, time_left
-from controller.core.words import capitalised, count, listed
-from controller.core.world import Ending, Generation, Job, Seat
+from controller.core.words import capitalised, count, listed, seconds
+from controller.core.world import Ending, Generation, Job, Node, Seat
 from trainer.contract.progress import NonFinite
 
 # --- A loss or a fault ---------------------------------------------------------------------------
@@ -186,11 +186,23 @@ def drained(look: Look, job: Job, generation: Generation) -> Actions:
         if ending.reason is Reason.NON_FINITE_LOSS:  # the sentence says where it goes on
             outcome = ""
         return end(look, job, _fault(look, generation, outcome))
+    if mute := _only_mute_are_awaited(look, generation):
+        silence = seconds(look.rules.mute_after)
+        marks = [look.lose(n, f"{n.name} has not answered for {silence}") for n in mute]
+        return *marks, *stop_by(look, job, fault)
     have_failed = all(seat.stopped or seat.exit for seat in generation.seats)
     is_late = look.now > ending.at + drain_bound(job, generation, look.rules)
     if have_failed or is_late or time_left(look, job, generation) < 0:
         return stop_by(look, job, fault)
     return ()
+
+
+def _only_mute_are_awaited(look: Look, generation: Generation) -> list[Node]:
+    """The nodes whose agents say nothing any more, once all others' ranks have stopped."""
+    mute = look.mute(generation)
+    names = {node.name for node in mute}
+    others = [seat for seat in generation.seats if seat.node not in names]
+    return mute if others and all(seat.stopped or seat.exit for seat in others) else []
 
 
 # --- Small -------------------------------------------------------------------------------------

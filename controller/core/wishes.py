@@ -1,4 +1,6 @@
-"""Why a healthy generation should stop after a common step: pause, notice, room to grow. PURE."""
+"""Why a healthy generation should stop after a common step: pause, notice, an agent that has gone
+mute, room to grow. PURE.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +10,7 @@ from controller.core.assign import choice_for, problem_of
 from controller.core.liveness import is_leaving
 from controller.core.look import Look
 from controller.core.states import GenerationState, Reason
-from controller.core.words import count, listed, times
+from controller.core.words import count, listed, seconds, times
 from controller.core.world import Generation, Job, Node, Rules
 from controller.planner.choose import Choice, planner_of
 
@@ -26,10 +28,14 @@ def wish_of(look: Look, job: Job, generation: Generation) -> Wish | None:
     if job.pause_wanted:
         return Wish(Reason.USER, "Paused by the user")
     leaving = [n for n in look.seated(generation) if is_leaving(n, look.now, look.rules)]
-    if not leaving:
-        return None
-    names = listed([node.name for node in leaving])
-    return Wish(Reason.EVICTION, f"{names} {'was' if len(leaving) == 1 else 'were'} told to go")
+    if leaving:
+        names = listed([node.name for node in leaving])
+        return Wish(Reason.EVICTION, f"{names} {'was' if len(leaving) == 1 else 'were'} told to go")
+    if mute := look.mute(generation):
+        names, silence = listed([node.name for node in mute]), seconds(look.rules.mute_after)
+        because = f"{names} {'has' if len(mute) == 1 else 'have'} not answered for {silence}"
+        return Wish(Reason.NODE_LOST, f"{because} though the job goes on")
+    return None
 
 
 def time_left(look: Look, job: Job, generation: Generation) -> float:

@@ -301,6 +301,8 @@ class Rules:
 
     lost_after: float = 5.0
     """Silence that makes a node lost."""
+    mute_after: float = 50.0
+    """An agent that has been silent for so long though its job commits steps is gone without."""
     suspect_after: float = 2.0
     """Silence (two beats) that makes a node suspect."""
     broken_bound: float = 1.5

@@ -30,6 +30,7 @@ from trainer.contract.spec import RunSpec
 
 def run(spec: RunSpec, control: socket.socket) -> int:
     args: dict[str, Any] = dict(spec.program.args)
+    signal.signal(signal.SIGUSR2, lambda *_: print("all stacks"))
     say(control, PhaseBegun(phase=Phase.BOOT))
     sys.stdout.write(args.get("print", ""))
     for _ in range(args.get("flood", 0)):

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -170,6 +171,41 @@ def test_orders_are_passed_on_to_the_trainer_they_are_for_and_to_no_other(
         Forward(step=8, ballot=(0.1 + 0.2, None, 1e300)),
         Save(layers=(1, 2)),
     ]
+
+
+def test_stacks_are_dumped_and_peers_tried_on_order(
+    mother: Mother, controller: FakeController, tmp_path: Path
+) -> None:
+    about: dict[str, Any] = {"job": "job_a", "generation": 1}
+    there = wire.Peer(node="vm-2", host="127.0.0.1", port=controller.port)
+    with agent(mother, controller, tmp_path), socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # and does not listen
+        gone = wire.Peer(node="vm-3", host="127.0.0.1", port=bound.getsockname()[1])
+        controller.give(start())
+        until(lambda: is_running(controller, 1))
+        controller.give(wire.DumpOrder(**about), wire.Connect(**about, peers=(there, gone)))
+        until(lambda: "all stacks" in controller.text("job_a", 1))
+        until(lambda: controller.told(wire.Connected))
+    assert done(controller) == {1: None, 2: None}
+    assert controller.told(wire.Connected) == [
+        wire.Connected(number=3, **about, unreached=("vm-3",))
+    ]
+    assert exits(controller) == []
+
+
+def test_who_stands_still_is_told_to_stay_while_the_controller_is_away(
+    mother: Mother, tmp_path: Path
+) -> None:
+    controller = FakeController()
+    with agent(mother, controller, tmp_path):
+        with controller.serving():
+            controller.give(start())
+            until(lambda: is_running(controller, 1))
+            controller.give(wire.HaltOrder(job="job_a", generation=1))
+            until(lambda: is_running(controller, 1, Phase.HALTED))
+        written = tmp_path / "state" / "logs" / "job_a.g1.r0.log"
+        until(lambda: written.read_text().count('"stay"') >= 2)
+    controller.close()
 
 
 def test_a_controller_that_goes_and_forgets_is_no_reason_to_stop(

@@ -25,6 +25,7 @@ from trainer.contract.progress import (
     PhaseBegun,
     Save,
     SaveNow,
+    Stay,
     Stop,
 )
 from trainer.control import Control, HaltingError
@@ -162,9 +163,13 @@ def test_who_stands_still_does_what_it_is_ordered_and_is_never_given_up(
         forward, save = Forward(step=8, ballot=(0.1 + 0.2, None)), Save(layers=(2,))
         order(ours, forward)
         assert LINE.validate_json(lines.readline()) == halted.model_copy(update={"applied": 8})
+        order(ours, Stay())  # nothing new is to be said of it
+        again = Forward(step=9, ballot=(0.5,))
+        order(ours, again)
+        assert LINE.validate_json(lines.readline()) == halted.model_copy(update={"applied": 9})
         order(ours, save)
         main.join(10)
-        assert done == [forward, save]
+        assert done == [forward, again, save]
 
 
 def test_a_stop_and_a_save_are_kept_for_the_next_vote() -> None:

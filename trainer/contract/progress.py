@@ -249,6 +249,12 @@ class Leave(Frozen):
     kind: Literal["leave"] = "leave"
 
 
+class Stay(Frozen):
+    """To a trainer that stands still: the controller is away, so its limbo begins anew."""
+
+    kind: Literal["stay"] = "stay"
+
+
 class Stop(Frozen):
     """Have all ranks stop after the same step, the next that is voted: each saves its share, says
     :class:`Stopped` and stands still. One rank that is told so is enough.
@@ -281,5 +287,7 @@ class Save(Frozen):
     of: Literal["salvage"] = "salvage"
 
 
-Order = Annotated[Halt | Leave | Stop | SaveNow | Forward | Save, Field(discriminator="kind")]
+Order = Annotated[
+    Halt | Leave | Stay | Stop | SaveNow | Forward | Save, Field(discriminator="kind")
+]
 ORDER: TypeAdapter[Order] = TypeAdapter(Order)

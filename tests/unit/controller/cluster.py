@@ -474,6 +474,10 @@ class Cluster:
         stopped = tuple(replace(seat, stopped=current.committed) for seat in current.seats)
         self._change(job_id, seats=stopped)
 
+    def say_stopped(self, rank: int, job_id: str = "job_a") -> None:
+        """A rank has stopped as ordered, at the last step."""
+        self._change_seat(job_id, rank, stopped=self.generation(job_id).committed)
+
     def notice(self, name: str, seconds: float) -> None:
         """A cloud tells a VM that it will be taken."""
         told = Notice("preempt", self.now + seconds)

@@ -1,10 +1,13 @@
 """Who is lost, and who is not: every signal of protocol.md, section 7, and its false alarms."""
 
+from dataclasses import replace
+
 import pytest
 
 from controller.core.actions import EndGeneration, MarkNode
 from controller.core.reconcile import reconcile
 from controller.core.states import GenerationState, JobState
+from tests.unit.controller.builders import job
 from tests.unit.controller.cluster import Cluster
 from tests.unit.controller.test_reconcile import running, the_job
 from trainer.contract.progress import ExitCode
@@ -233,3 +236,54 @@ def test_a_new_incarnation_has_a_clock_of_its_own() -> None:
     cluster.freeze("vm-3")
     cluster.pass_time(5.1)
     assert "vm-3" in lost(cluster)
+
+
+# --- An agent that is silent while its job goes on ------------------------------------------------
+
+
+def go_on_without_a_word_of(cluster: Cluster, name: str, seconds: int) -> None:
+    """Its trainers do their part; its agent says nothing."""
+    heard_at = cluster.nodes[name].heard_at
+    for _ in range(seconds):
+        cluster.pass_time(1)
+        cluster.nodes[name] = replace(cluster.nodes[name], heard_at=heard_at, back_at=0.0)
+        cluster.step()
+        cluster.settle()
+
+
+def test_a_job_that_commits_goes_on_however_late_an_agents_beats_are() -> None:
+    cluster = running(4, submitted=job(steps=10_000))
+    go_on_without_a_word_of(cluster, "vm-1", 50)
+    assert cluster.generation().state is GenerationState.RUNNING
+    assert len(the_job(cluster).past) == 1
+
+
+def test_an_agent_that_stays_mute_is_gone_without_at_a_step_that_the_others_agree_on() -> None:
+    cluster = running(4, submitted=job(steps=10_000))
+    cluster.step_seconds = 1.0
+    go_on_without_a_word_of(cluster, "vm-1", 51)
+    assert cluster.generation().state is GenerationState.DRAINING
+    assert the_job(cluster).message == (
+        "vm-1 has not answered for 50 s though the job goes on;"
+        " all stop after the same step and save it."
+    )
+    at = cluster.generation().committed + 1
+    cluster.step(save_every=10**6)
+    heard_at = cluster.nodes["vm-1"].heard_at
+    for seat in cluster.generation().seats:
+        if seat.node != "vm-1":
+            cluster.say_stopped(seat.rank)
+    cluster.pass_time(0.2)
+    cluster.nodes["vm-1"] = replace(cluster.nodes["vm-1"], heard_at=heard_at)
+    cluster.mute.add(cluster.nodes["vm-1"].incarnation)
+    cluster.settle()
+    assert cluster.generation().state is GenerationState.HALTED
+    for _ in range(4):
+        cluster.work()
+        cluster.settle()
+        cluster.pass_time(0.5)
+    cluster.list_folder()
+    cluster.settle()
+    link = cluster.generation().resumed_from
+    assert link is not None and link.step == at, "no step is lost"
+    assert "vm-1" not in {seat.node for seat in cluster.generation().seats}
