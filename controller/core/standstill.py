@@ -118,15 +118,17 @@ def _save(
     if layers and written.issuperset(layers):
         saved = f"survivors saved step {best:,}"
         return end(look, job, _fault(look, generation, saved))
-    if salvage.steps_at_risk(job, best) <= 0:
-        return end(look, job, _fault(look, generation, ""))
+    refused = any(seat.refused for seat in generation.seats)
+    unwritten = "survivors could not write what they hold" if refused else ""
+    if salvage.steps_at_risk(job, best) <= 0:  # or nobody is left who could write
+        return end(look, job, _fault(look, generation, unwritten))
     writing = {layer for s in holders for layer in s.seat.saving}
     missing = set(layers) - written - writing
     if not missing:
         return ()
     dealt = salvage.shares(job, holders, missing)
     if dealt is None:
-        lost = "no survivor holds every layer any more"
+        lost = unwritten or "no survivor holds every layer any more"
         return () if may_come else end(look, job, _fault(look, generation, lost))
     seats = {s.seat.rank: s.seat for s in holders}
     because = f"{count(len(dealt), 'survivor')} {'saves' if len(dealt) == 1 else 'save'}"

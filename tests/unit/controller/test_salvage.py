@@ -129,6 +129,17 @@ def test_a_torn_rank_is_no_survivor() -> None:
     assert go_on(cluster) == "step-000020.g2"
 
 
+def test_survivors_that_cannot_write_go_on_from_the_newest_checkpoint_and_it_is_said() -> None:
+    cluster = two_by_two()
+    cluster.kill("vm-3")
+    assert actions(cluster, Salvage)
+    for rank in range(3):
+        cluster.refuse(rank)
+    (end,) = actions(cluster, EndGeneration)
+    assert isinstance(end, EndGeneration) and "could not write what they hold" in end.because
+    assert go_on(cluster) == "step-000020.g2"
+
+
 def test_who_does_not_report_within_the_bound_is_lost_for_the_cover() -> None:
     cluster = two_by_two()
     cluster.kill("vm-3")
