@@ -30,8 +30,8 @@ class Report:
 
     @property
     def holds(self) -> bool:
-        """Whether every promise was kept."""
-        return all(invariant.holds for invariant in self.invariants)
+        """Whether every promise was looked at and kept."""
+        return bool(self.invariants) and all(i.holds for i in self.invariants)
 
     @property
     def command(self) -> str:
