@@ -98,17 +98,19 @@ class Cluster:
             raise
         self._port = httpx2.URL(self.controller.place.url).port or self._port
 
-    def keep_up(self) -> None:
+    def keep_up(self) -> bool:
         """Bring back what another process has killed: the controller, at once, and the agents whose
-        names it has put into the folder ``wanted``.
+        names it has put into the folder ``wanted``. Whether it was the controller.
         """
-        if self._serve.poll() is not None:
+        has_ended = self._serve.poll() is not None
+        if has_ended:
             self.controller.close()
             self.start_controller()
         wanted = list((self.folder / WANTED).iterdir())
         self.fleet.create([path.name for path in wanted])
         for path in wanted:
             path.unlink()
+        return has_ended
 
     def kill_controller(self) -> None:
         """SIGKILL, as a crash; agents and trainers go on."""

@@ -269,7 +269,8 @@ def _watch(cluster: Cluster, job_id: str, evictions: Evictions, show: _Show, sta
     """Look until the job is over (``stay``: until Ctrl-C); the exit code that says how it ended."""
     while True:
         cluster.fleet.list()  # collects agents that a drill has killed
-        cluster.keep_up()
+        if cluster.keep_up():
+            output.note("The controller had ended and was started again.")
         pause = _LOOK_SECONDS
         with contextlib.suppress(UnreachableError):  # then it is started again
             job = cluster.controller.get(job_path(job_id), JobView)
