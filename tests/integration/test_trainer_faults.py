@@ -1,6 +1,7 @@
 """Peers that die, orders, programs that cannot be trained, checkpoints that cannot be used."""
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.trainers import PROGRAMS, Generation, Trainers
+from tests.fakes.trainers import PROGRAMS, Generation, Rank, Trainers
 from tests.fakes.waiting import until
 from trainer.contract.checkpoints import write_marker
 from trainer.contract.progress import (
@@ -57,10 +58,12 @@ def in_full_swing(generation: Generation) -> bool:
 
 def stands_still(generation: Generation, *besides: int) -> bool:
     return all(
-        rank.all(Halted) and PhaseBegun(phase=Phase.HALTED) in rank.lines
-        for number, rank in enumerate(generation.ranks)
-        if number not in besides
+        has_halted(rank) for number, rank in enumerate(generation.ranks) if number not in besides
     )
+
+
+def has_halted(rank: Rank) -> bool:
+    return bool(rank.all(Halted)) and PhaseBegun(phase=Phase.HALTED) in rank.lines
 
 
 @pytest.mark.parametrize(("shape", "victim"), [("4x1", 0), ("4x1", 2), ("2x2", 3), ("1x3", 1)])
@@ -158,6 +161,48 @@ def test_a_layer_that_raises_ends_its_rank_and_its_peers_name_it(
     assert generation.ranks[1].exit
     assert generation.ranks[1].exit.code == ExitCode.PROGRAM_ERROR
     assert {generation.ranks[n].one(Halted).suspects for n in (0, 2, 3)} == {(1,)}
+    generation.order(Leave())
+    trainers.wait(generation)
+
+
+ENOUGH, NO_MEMORY = "ValueError: enough of this", "DefaultCPUAllocator: can't allocate memory"
+
+
+@pytest.mark.parametrize(
+    ("where", "what", "ranks", "sentence", "reason"),
+    [
+        ("layer", "error", {2}, "layer 2 raised", ENOUGH),
+        ("backward", "error", {2}, "the backward pass of layer 2 raised", ENOUGH),
+        ("loss", "error", {3}, "loss() raised", ENOUGH),
+        ("sample", "error", {0, 3}, "dataset[", ENOUGH),
+        ("step", "error", {0, 1, 2, 3}, "the optimizer's step raised", ENOUGH),
+        ("layer", "memory", {2}, "layer 2 raised", "MemoryError"),
+        ("layer", "device", {2}, "layer 2 raised", "OutOfMemoryError: CUDA out of memory."),
+        ("backward", "allocator", {2}, "the backward pass of layer 2 raised", NO_MEMORY),
+    ],
+)
+def test_what_a_program_raises_in_mid_run_is_told_with_rank_layer_and_line(
+    trainers: Trainers, tmp_path: Path, where: str, what: str, ranks: set[int], sentence: str,
+    reason: str,
+) -> None:  # fmt: skip
+    root, when = tmp_path / "job", tmp_path / "when"
+
+    def program(at: int) -> Program:
+        args: dict[str, Any] = {"where": where, "what": what, "at": at, "when": str(when)}
+        return Program(source=str(PROGRAMS / "breaking.py"), args=args)
+
+    assert trainers.first_weights(root, program(at=10**9), LONG, micro_batch=3).codes == [0]
+    generation = start(trainers, root, "4x1", program(at=30))
+    trainers.wait(generation, lambda g: any(r.all(Failed) for r in g.ranks))
+    print(f"told {time.time() - float(when.read_text()):.3f} s after it was raised")
+    trainers.wait(generation, lambda g: all(r.exit or has_halted(r) for r in g.ranks))
+    failed = {n: rank.one(Failed) for n, rank in enumerate(generation.ranks) if rank.all(Failed)}
+    assert failed and failed.keys() <= ranks
+    for number, line in failed.items():
+        assert line.code == ExitCode.PROGRAM_ERROR
+        assert line.message.startswith(f"rank {number}: {sentence}")
+        assert reason in line.message
+        assert re.search(r"\(breaking\.py:[0-9]+\)$", line.message)
     generation.order(Leave())
     trainers.wait(generation)
 
