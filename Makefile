@@ -23,7 +23,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(MAKE) --no-print-directory debs DEBS=python3-venv
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[trainer,azure,ssh,postgres,blob,tensorboard,dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[trainer,azure,ssh,postgres,blob,tensorboard,hf,dev]'
 	@touch $@
 
 # The text that `builtin:gpt` trains on; without a network the standard library's sources stand in.

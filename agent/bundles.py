@@ -10,7 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from agent.client import Client
-from trainer.contract.spec import Program
+from trainer.contract.builtins import source_in
+from trainer.contract.spec import RunSpec
 
 _MOST_BYTES = 1 << 30
 """Unpacked."""
@@ -64,12 +65,14 @@ class Bundles:
             raise BundleError(f"the bundle that came is not {digest}: its hash is another")
 
 
-def placed(program: Program, folder: Path) -> Program:
-    """``program``, whose paths are relative to its bundle, where ``folder`` is the bundle."""
-    is_builtin = program.source.startswith("builtin:")
-    source = program.source if is_builtin else str(folder / program.source)
+def placed(spec: RunSpec, folder: Path) -> RunSpec:
+    """``spec``, whose paths are relative to its bundle, where ``folder`` is the bundle."""
+    program = spec.program
     workdir = str(folder / (program.workdir or "."))
-    return program.model_copy(update={"source": source, "workdir": workdir})
+    source = source_in(str(folder), program.source)
+    there = {"program": program.model_copy(update={"source": source, "workdir": workdir})}
+    begun = {"init_from": str(folder / spec.init_from)} if spec.init_from else {}
+    return spec.model_copy(update=there | begun)
 
 
 def unpack(archive: Path, folder: Path) -> None:

@@ -16,7 +16,7 @@ from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from pydantic import ValidationError
 
@@ -123,6 +123,29 @@ class Trainer:
         return text if text.endswith(b"\n") else b""
 
 
+class Command:
+    """A shell command that was started: its end, and the kill."""
+
+    def __init__(self, zygote: "Zygote", process: "_Process") -> None:
+        self.pid = process.pid
+        """Its process and its session."""
+        self._zygote = zygote
+        self._process = process
+
+    async def ended(self) -> Exit:
+        """Wait until it is gone, and all that it started."""
+        return await asyncio.shield(self._process.gone)
+
+    async def kill(self) -> None:
+        """SIGKILL its whole session; it is gone on return."""
+        await self._zygote.kill(self._process)
+        await self.ended()
+
+
+class _HasDescriptor(Protocol):
+    def fileno(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class _Process:
     id: str
@@ -213,6 +236,14 @@ class Zygote:
         listening.add_done_callback(self._listening.discard)
         return trainer
 
+    async def start_command(self, command: str, folder: Path, log_path: Path) -> "Command":
+        """Run a shell command in ``folder``; its output is appended to ``log_path``. Raises
+        LaunchError, OSError.
+        """
+        order = forks.StartCommand(id=self._new_id("command"), command=command, folder=str(folder))
+        with log_path.open("ab") as log:
+            return Command(self, await self._start(order, log))
+
     async def start_store(self, host: str) -> int:
         """Serve a rendezvous store on ``host`` for as long as the zygote lives; its port.
 
@@ -266,7 +297,7 @@ class Zygote:
     def _new_id(self, what: str) -> str:
         return f"{what}-{next(self._numbers)}"
 
-    async def _start(self, order: forks.Start, descriptor: socket.socket) -> _Process:
+    async def _start(self, order: forks.Start, descriptor: "_HasDescriptor") -> _Process:
         self._starting[order.id] = started = self._loop.create_future()
         self._gone[order.id] = gone = self._loop.create_future()
         try:

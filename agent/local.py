@@ -54,6 +54,8 @@ class Request(Frozen):
     training: Training
     cuts: tuple[int, ...] | None = None
     """None: stages of like layer count."""
+    init_from: str | None = None
+    """A folder of weights to begin with."""
     every_steps: int | None = None
     """How often to save; None: at the end only."""
 
@@ -198,6 +200,7 @@ class _Run:
             training=self.request.training,
             data_host=_HOST,
             saving=Saving(root=str(self.root), every_steps=self.request.every_steps),
+            init_from=self.request.init_from if kind == "first_weights" else None,
         )
 
 

@@ -20,6 +20,7 @@ from agent.launcher import Exit, LaunchError, Trainer, Zygote
 from agent.logs import tail
 from agent.paths import unreached
 from agent.patience import in_thread
+from agent.setup import SetupError, Setups
 from agent.staging import Staging, Uploads
 from agent.sweep import Sessions
 from trainer.contract import progress
@@ -86,6 +87,7 @@ class _Seat:
     said: dict[str, Line] = field(default_factory=dict)
     """The newest of each kind that tells how it stands."""
     is_ending: bool = False
+    setting_up: "asyncio.Task[None] | None" = None
 
     @property
     def runner(self) -> Runner:
@@ -111,6 +113,7 @@ class Node:
         """Those that are not shipped whole; who ships them takes them off."""
         self._zygote = zygote
         self._bundles = bundles
+        self._setups = Setups(zygote, sessions)
         self._sessions = sessions
         self._staging = staging
         self._uploads: list[Uploads] = []
@@ -175,9 +178,10 @@ class Node:
         await self.kill_all()
 
     async def kill_all(self) -> None:
-        """End all trainers; they are gone on return."""
+        """End all trainers and setups; they are gone on return."""
         for seat in tuple(self._seats):
             self._end(seat)
+        await self._setups.end_all()
         await self._until_empty()
 
     async def _until_empty(self) -> None:
@@ -259,13 +263,15 @@ class Node:
 
     async def _run(self, number: int, start: wire.Start, seat: _Seat) -> None:
         try:
-            spec = await self._staged(await self._prepared(start), seat)
-            if seat.is_ending:
-                raise LaunchError("it was ended before it began")
+            spec = await self._staged(await self._prepared(start, seat), seat)
+            _go_on_unless_ended(seat)
             seat.phase = Phase.BOOT
             trainer = await self._zygote.start_trainer(spec, seat.log.path, self._threads)
         except StoreError as error:
-            self._could_not_load(number, seat, str(error))
+            self._could_not_begin(number, seat, ExitCode.CHECKPOINT_UNREACHABLE, str(error))
+            return
+        except SetupError as error:
+            self._could_not_begin(number, seat, ExitCode.SETUP_FAILED, str(error))
             return
         except (BundleError, ControllerError, LaunchError, OSError) as error:
             self._answer(number, str(error))
@@ -274,7 +280,7 @@ class Node:
         self._answer(number)
         seat.trainer = trainer
         self._sessions.add(trainer.pid)
-        self.logs.append(seat.log)
+        self._ship(seat.log)
         if seat.is_ending:
             await trainer.kill()
         async for event in trainer.events():
@@ -289,12 +295,31 @@ class Node:
         while seat.uploads and not seat.uploads.is_idle and not seat.is_ending:
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def _prepared(self, start: wire.Start) -> RunSpec:
+    async def _prepared(self, start: wire.Start, seat: _Seat) -> RunSpec:
         self._make_room_for_a_log()
         if start.bundle is None:
             return start.spec
         unpacked = await self._bundles.folder_of(start.bundle)
-        return start.spec.model_copy(update={"program": placed(start.spec.program, unpacked)})
+        if start.setup and not self._setups.is_done(start.setup, unpacked):
+            await self._set_up(start.setup, unpacked, seat)
+        return placed(start.spec, unpacked)
+
+    async def _set_up(self, setup: wire.Setup, unpacked: Path, seat: _Seat) -> None:
+        _go_on_unless_ended(seat)
+        self._heard(seat, PhaseBegun(phase=Phase.SETUP))
+        self._ship(seat.log)
+        waiting = self._setups.wait_for(setup, unpacked, seat.log.path)
+        seat.setting_up = asyncio.create_task(waiting)
+        try:
+            await asyncio.wait([seat.setting_up])
+        finally:
+            seat.setting_up.cancel()
+        _go_on_unless_ended(seat)
+        seat.setting_up.result()
+
+    def _ship(self, written: Log) -> None:
+        if written not in self.logs:
+            self.logs.append(written)
 
     async def _staged(self, spec: RunSpec, seat: _Seat) -> RunSpec:
         """The spec with folders of this machine in it, when its own are in a store."""
@@ -308,15 +333,15 @@ class Node:
         self._uploads.append(seat.uploads)
         return await staging.prepared(spec, lambda: not seat.is_ending)
 
-    def _could_not_load(self, number: int, seat: _Seat, because: str) -> None:
-        """The trainer would have ended for the same reason, had it reached the store itself."""
+    def _could_not_begin(self, number: int, seat: _Seat, code: ExitCode, because: str) -> None:
+        """Told as the end of a trainer, though there was none."""
         if seat.is_ending:
             self._answer(number, because)
         else:
             self._answer(number)
-            code = ExitCode.CHECKPOINT_UNREACHABLE
-            self._say(seat, Failed(code=code, message=f"rank {seat.spec.rank}: {because}"))
-            self._exited(seat, Exit(code=code))
+            message = f"rank {seat.spec.rank}: {because}"
+            self._heard(seat, Failed(code=code, message=message, details=tail(seat.log.path)))
+            self._heard(seat, Exit(code=code))
         self._remove(seat)
 
     def _heard(self, seat: _Seat, event: Line | Exit) -> None:
@@ -357,15 +382,24 @@ class Node:
         seat.is_ending = True
         if seat.trainer:
             self._do(seat.trainer.kill())
-        elif seat.phase == _FETCH:  # nothing lives yet; what is being fetched is not waited for
+        elif seat.phase in (_FETCH, Phase.SETUP):  # nothing lives yet that is this seat's alone
+            if seat.setting_up:
+                seat.setting_up.cancel()
             self._remove(seat)
 
     def _remove(self, seat: _Seat) -> None:
         """Nothing of it is left: what waited for that can go on."""
         if seat in self._seats:
             self._seats.remove(seat)
+            if seat.trainer is None:
+                self._do(self._finish_log(seat.log))
             self._removed.set()
             asyncio.get_running_loop().call_soon(self._go_on)
+
+    async def _finish_log(self, of: Log) -> None:
+        """There is no trainer; a setup that goes on for the next one may still write."""
+        await self._setups.until_written(of.path)
+        of.is_whole = True
 
     def _make_room_for_a_log(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -373,6 +407,11 @@ class Node:
         old = [path for path in self._folder.iterdir() if path not in shipping]
         for path in sorted(old, key=lambda p: p.stat().st_mtime)[:-_LOGS_KEPT]:
             path.unlink(missing_ok=True)
+
+
+def _go_on_unless_ended(seat: _Seat) -> None:
+    if seat.is_ending:
+        raise LaunchError("it was ended before it began")
 
 
 def _order_of(body: wire.PassedOn) -> progress.Order:

@@ -123,6 +123,15 @@ class BeatAnswer(Frozen):
     reported: int
 
 
+class Setup(Frozen):
+    """What a bundle needs on a machine before its program is imported there."""
+
+    lines: tuple[str, ...] = Field(min_length=1)
+    """Each is run by ``/bin/sh -c`` in the bundle's folder, one after the other."""
+    timeout_seconds: float = Field(gt=0)
+    """For all of them."""
+
+
 class Start(Frozen):
     """Start one trainer. Everything of this job of an older generation is stopped on the node
     before.
@@ -134,6 +143,8 @@ class Start(Frozen):
     """``sha256:<hex>``: fetch, verify and unpack it first; the paths of ``spec.program`` are then
     relative to its folder.
     """
+    setup: Setup | None = None
+    """Run there once, before the first trainer of this bundle on this machine."""
 
 
 class Stop(Frozen):

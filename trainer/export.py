@@ -9,6 +9,9 @@ a path or a URL. What is in a store is brought to the folder for temporary files
 reads it. ``hf`` gives a folder of safetensors and their index, as Hugging Face reads them: a shard
 at a time is in memory, and a tied weight is stored once, under its owner's name.
 
+Names are the model's own where the checkpoint carries them (those of an ``hf:`` program do, and its
+config comes along) or ``--names`` gives them; else the global ones.
+
 Every file is checked against its size and hash while it is read, and what is written appears
 whole at the end or not at all. Optimizer state stays behind. Apart from
 :mod:`trainer.tools`, which needs no torch.
@@ -29,8 +32,14 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
 
-from trainer.checkpoint import CheckpointError, LayerState, read_layers
-from trainer.contract.checkpoints import Checkpoint, checkpoints, complete, to_resume
+from trainer.checkpoint import CheckpointError, LayerState, read_header, read_layers
+from trainer.contract.checkpoints import (
+    Checkpoint,
+    Outside,
+    checkpoints,
+    complete,
+    to_resume,
+)
 from trainer.contract.durable import sync_folder, temporary_name, write_whole
 from trainer.contract.places import Place, place_at
 from trainer.contract.remote import StoreError
@@ -111,12 +120,15 @@ def export(
     then nothing of it is left.
     """
     place, found = _chosen(where, step)
-    renamed = _renaming(_read_names(names) if names else {})
     out = out or Path(f"{place.name.rsplit('/', 1)[-1]}-{found.folder}{_SUFFIX[to]}")
     if out.exists():
         raise ExportError(f"{out} is there already")
+    given = _read_names(names) if names else None
     with place.brought(found) as path:
-        tensors, num_bytes = _WRITERS[to](Source(path, found), out, renamed)
+        outside = read_header(path).outside or Outside()
+        if given is not None:
+            outside = outside.model_copy(update={"names": given})
+        tensors, num_bytes = _WRITERS[to](Source(path, found), out, outside)
     return Exported(f"{place.name}/{found.folder}", found.step, str(out), tensors, num_bytes)
 
 
@@ -159,20 +171,8 @@ def _read_names(path: Path) -> dict[str, str]:
         ) from error
 
 
-def _renaming(names: Mapping[str, str]) -> Callable[[str], str]:
-    """Global name -> the program's own: the longest dotted beginning that ``names`` has is
-    replaced; an empty replacement takes its dot along.
-    """
-
-    def renamed(name: str) -> str:
-        words = name.split(".")
-        for count in range(len(words), 0, -1):
-            own = names.get(".".join(words[:count]))
-            if own is not None:
-                return ".".join([*([own] if own else []), *words[count:]])
-        return name
-
-    return renamed
+def _renamed(outside: Outside, name: str) -> str:
+    return outside.renamed(name) or name
 
 
 class _Taken:
@@ -190,13 +190,14 @@ class _Taken:
 # --- Writing ----------------------------------------------------------------------------------
 
 
-def _to_torch(source: Source, out: Path, renamed: Callable[[str], str]) -> tuple[int, int]:
+def _to_torch(source: Source, out: Path, outside: Outside) -> tuple[int, int]:
     """One state dict; a tied weight is there under each of its names and stored once."""
     taken, model = _Taken(), dict[str, Tensor]()
     for state in read_layers(source.path, range(source.layer_count)).values():
-        for name, tensor in (state.parameters | state.buffers).items():
-            taken.add(renamed(name), name)
-            model[renamed(name)] = tensor
+        for name, tensor in (state.parameters | _buffers(state, outside)).items():
+            own = _renamed(outside, name)
+            taken.add(own, name)
+            model[own] = tensor
     temporary = temporary_name(out)
     try:
         torch.save(model, temporary)
@@ -207,19 +208,21 @@ def _to_torch(source: Source, out: Path, renamed: Callable[[str], str]) -> tuple
     return len(model), out.stat().st_size
 
 
-def _to_hf(source: Source, out: Path, renamed: Callable[[str], str]) -> tuple[int, int]:
-    """Shards named ``model-00001-of-00003.safetensors`` and ``model.safetensors.index.json``."""
+def _to_hf(source: Source, out: Path, outside: Outside) -> tuple[int, int]:
+    """Shards named ``model-00001-of-00003.safetensors``, ``model.safetensors.index.json``, and
+    ``config.json`` when there is one.
+    """
     temporary = temporary_name(out)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     taken, tied, shards = _Taken(), dict[str, str](), list[list[str]]()
     num_bytes = 0
     try:
-        for shard in _shards(source, tied):
+        for shard in _shards(source, tied, outside):
             own: dict[str, Tensor] = {}
             for name, tensor in shard.items():
-                taken.add(renamed(name), name)
-                own[renamed(name)] = tensor.contiguous()
+                taken.add(_renamed(outside, name), name)
+                own[_renamed(outside, name)] = tensor.contiguous()
                 num_bytes += tensor.nbytes
             path = temporary / f"{len(shards)}"
             safetensors.torch.save_file(own, path, metadata={"format": "pt"})
@@ -232,10 +235,13 @@ def _to_hf(source: Source, out: Path, renamed: Callable[[str], str]) -> tuple[in
         about = {
             "total_size": num_bytes,
             "step": source.checkpoint.step,
-            "tied": {renamed(alias): renamed(owner) for alias, owner in tied.items()},
+            "tied": {_renamed(outside, a): _renamed(outside, owner) for a, owner in tied.items()},
         }
         index_file = json.dumps({"metadata": about, "weight_map": weight_map}, indent=1)
         write_whole(temporary / "model.safetensors.index.json", [index_file.encode()])
+        if outside.config:
+            config = json.dumps(outside.config, indent=2, sort_keys=True)
+            write_whole(temporary / "config.json", [config.encode()])
         _publish(temporary, out)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -243,14 +249,14 @@ def _to_hf(source: Source, out: Path, renamed: Callable[[str], str]) -> tuple[in
     return len(weight_map), num_bytes
 
 
-def _shards(source: Source, tied: dict[str, str]) -> Iterator[dict[str, Tensor]]:
+def _shards(source: Source, tied: dict[str, str], outside: Outside) -> Iterator[dict[str, Tensor]]:
     """What each shard holds, by global name; ``tied`` collects the names that are left out."""
     shard: dict[str, Tensor] = {}
     size = 0
     for layer in range(source.layer_count):
         state = read_layers(source.path, [layer])[layer]
         tied |= state.aliases
-        own = _own(state)
+        own = _own(state) | _buffers(state, outside)
         bytes_ = sum(tensor.nbytes for tensor in own.values())
         if shard and size + bytes_ > SHARD_BYTES:
             yield shard
@@ -261,8 +267,13 @@ def _shards(source: Source, tied: dict[str, str]) -> Iterator[dict[str, Tensor]]
 
 
 def _own(state: LayerState) -> dict[str, Tensor]:
-    parameters = {n: p for n, p in state.parameters.items() if n not in state.aliases}
-    return parameters | state.buffers
+    return {n: p for n, p in state.parameters.items() if n not in state.aliases}
+
+
+def _buffers(state: LayerState, outside: Outside) -> dict[str, Tensor]:
+    """Those that a model made from the config does not compute itself, as rotary tables."""
+    is_made_anew = bool(outside.config)
+    return {n: b for n, b in state.buffers.items() if not is_made_anew or outside.renamed(n)}
 
 
 def _publish(temporary: Path, out: Path) -> None:
@@ -277,7 +288,7 @@ def _publish(temporary: Path, out: Path) -> None:
     sync_folder(out.parent)
 
 
-_WRITERS: Mapping[str, Callable[[Source, Path, Callable[[str], str]], tuple[int, int]]] = {
+_WRITERS: Mapping[str, Callable[[Source, Path, Outside], tuple[int, int]]] = {
     "torch": _to_torch,
     "hf": _to_hf,
 }

@@ -1,5 +1,6 @@
-"""The first generation of a job: one process builds the real model from the seed, measures it, and
-writes ``step-000000``. Every later launch, the first step's too, loads a checkpoint.
+"""The first generation of a job: one process builds the real model from the seed, or with the
+weights of ``init_from``, measures it, and writes ``step-000000``. Every later launch, the first
+step's too, loads a checkpoint.
 
 A model built on the meta device has neither its constructor's values nor its buffers; so this is
 the one place where constructors' values count, and all parameters and buffers are written. Then the
@@ -8,11 +9,13 @@ weights are loaded back as a trainer would: what cannot be trained is refused he
 
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy
 import torch
 from torch import nn
 
+from trainer import initial
 from trainer.checkpoint import LayerState, write_marker, write_part
 from trainer.contract.checkpoints import PartHeader
 from trainer.contract.progress import Finished, Inspected, Line, Phase, PhaseBegun
@@ -34,6 +37,8 @@ def run(spec: RunSpec, report: Report) -> None:
         program.require_eval_dataset()
     batches = Batches(program.dataset, spec.training)
     states = build(program, spec.training.seed)
+    if spec.init_from:
+        initial.fill(states, Path(spec.init_from), program.outside)
     model = Model.draw(program)
     stage = Stage(program, model, range(len(model.layers)), spec.training, states, step=0)
     size = min(spec.shape.micro_batch, spec.training.batch_size)
@@ -48,6 +53,7 @@ def run(spec: RunSpec, report: Report) -> None:
         shape=spec.shape,
         layer_count=len(states),
         data=batches.position,
+        outside=program.outside,
     )
     write_marker(spec.saving.root, spec.generation, None)
     report(write_part(spec.saving.root, header.folder, header, states))

@@ -19,10 +19,12 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from trainer import generators
 from trainer.contract import builtins
+from trainer.contract.checkpoints import Outside
 from trainer.contract.spec import Program
 
 BUILTINS = Path(__file__).parent / "models"
@@ -77,8 +79,13 @@ class LossSum:
 
 def load(program: Program) -> "LoadedProgram":
     """Import the program's file. Raises ProgramError."""
+    importlib.invalidate_caches()  # `setup` may have installed what was not there when we forked
+    args = Args(program.args)
     if program.source.startswith("builtin:"):
         path, workdir = _builtin(program.source.removeprefix("builtin:")), None
+    elif program.source.startswith("hf:"):
+        path, workdir = _hugging_face(), None
+        args["config"] = program.source.removeprefix("hf:")
     else:
         path = Path(program.source).resolve()
         workdir = Path(program.workdir).resolve() if program.workdir else path.parent
@@ -94,13 +101,22 @@ def load(program: Program) -> "LoadedProgram":
     for name in REQUIRED:
         if not callable(getattr(module, name, None)):
             raise ProgramError(f"{path.name} has no function {name}()")
-    return LoadedProgram(module, path, home, Args(program.args))
+    return LoadedProgram(module, path, home, args)
 
 
 def _builtin(name: str) -> Path:
     if name not in builtins.NAMES:
         raise ProgramError(f"there is no builtin {name!r}; there are: {', '.join(builtins.NAMES)}")
     return BUILTINS / f"{name}.py"
+
+
+def _hugging_face() -> Path:
+    if importlib.util.find_spec("transformers") is None:
+        raise ProgramError(
+            "a program `hf:…` needs the package transformers on every VM: install Varuna there "
+            "with the extra [hf], or install transformers in the job's `setup`"
+        )
+    return BUILTINS / "hf.py"
 
 
 def _refuse_taken_names(workdir: Path) -> None:
@@ -232,6 +248,23 @@ class LoadedProgram:
                     f"{self.name}: {function}() gives {_kind(dataset)} without {method}"
                 )
         return CheckedDataset(dataset, self._home, function)
+
+    @cached_property
+    def outside(self) -> Outside | None:
+        """What the model is called outside; None when the program does not say."""
+        said = {
+            field: self._call(function, self._args)
+            for function, field in (("weight_names", "names"), ("export_config", "config"))
+            if hasattr(self._module, function)
+        }
+        try:
+            return Outside.model_validate(said) if said else None
+        except ValidationError as error:
+            first = error.errors()[0]
+            function = "weight_names" if first["loc"][0] == "names" else "export_config"
+            raise ProgramError(
+                f"{self.name}: {function}() gives what it must not: {first['msg']}"
+            ) from None
 
     def inputs(self, batch: Mapping[str, Tensor]) -> Any:
         """What the first layer takes; without the user's ``inputs()`` the whole batch."""

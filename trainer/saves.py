@@ -140,6 +140,7 @@ class Saves:
             data=self._data,
             committed=tuple(self._committed),
             loss_scale=self._stage.loss_scale,
+            outside=self._stage.outside,
         )
 
     def _copy_and_write(self, header: PartHeader, states: Mapping[int, LayerState]) -> None:

@@ -111,6 +111,7 @@ class Stage:
     ) -> None:
         self.layers = _apart({index: model.layers[index] for index in mine})
         self.layer_count = len(model.layers)
+        self.outside = program.outside
         self.weights: dict[str, Weight] = {}
         """By the owner's name, in layer order."""
         self.gradients: dict[int, list[Tensor]] = {index: [] for index in mine}

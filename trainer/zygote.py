@@ -242,6 +242,8 @@ def _be(task: Task, entry: Entry) -> int:
             return _train(task.order, task.descriptor, entry)
         case forks.StartStore():
             return _serve_store(task.descriptor)
+        case forks.StartCommand():
+            return _execute(task.order, task.descriptor)
     raise ValueError(f"a child cannot be {task.order.kind}")
 
 
@@ -297,6 +299,21 @@ def _serve_store(descriptor: int) -> int:
     while store:
         signal.pause()
     return 0
+
+
+def _execute(order: forks.StartCommand, output: int) -> int:
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    tools = os.path.dirname(sys.executable)
+    path = os.pathsep.join([tools, os.environ.get("PATH", os.defpath)])
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and so would the command
+    try:
+        os.chdir(order.folder)
+        os.execve("/bin/sh", ["sh", "-c", order.command], os.environ | {"PATH": path})
+    except OSError as error:
+        print(f"cannot run it: {error}", file=sys.stderr, flush=True)
+    return ExitCode.INTERNAL
 
 
 def _prctl(option: int, value: int) -> None:

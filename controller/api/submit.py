@@ -13,11 +13,12 @@ from controller.api import schemas, views
 from controller.api.deps import Here, job_row
 from controller.api.errors import ProblemException, StrictRoute, loose_json, refuse_spec
 from controller.bell import FEED, RECONCILER
-from controller.core.jobspec import JobSpec
+from controller.core.jobspec import JOB_AT_STEP, JobSpec
 from controller.specfile import BadSpecError, SpecError, read_object, read_yaml
-from controller.store import jobs
+from controller.store import folders, jobs
+from controller.store.launching import job_root
 from controller.store.tables import bundles
-from trainer.contract.builtins import layer_count
+from trainer.contract.builtins import layer_count, path_of
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], route_class=StrictRoute)
 _REACHED = re.compile(r"/|file:///.|(abfs|abfss|az|s3|gs|gcs)://[^/]+")
@@ -78,7 +79,17 @@ def check_spec(spec: JobSpec) -> list[SpecError]:
             f"file, abfs, s3 or gs, not {folder!r}"
         )
         return [SpecError("/checkpoint/dir", None, message)]
-    if not spec.program.startswith("builtin:"):
+    if spec.setup and spec.bundle is None:
+        message = "`setup` runs in the folder of a program of your own, which `varuna submit` packs"
+        return [SpecError("/setup", None, message)]
+    if spec.init_from and "://" in spec.init_from:
+        message = "`init_from` must be a folder that every VM reaches, or JOB@STEP"
+        return [SpecError("/init_from", None, message)]
+    is_in_bundle = spec.bundle is not None or (spec.init_from or "/").startswith("/")
+    if not is_in_bundle and not JOB_AT_STEP.match(spec.init_from or ""):
+        message = "`init_from` must be absolute where no workdir is sent along"
+        return [SpecError("/init_from", None, message)]
+    if path_of(spec.program) is not None:
         if spec.bundle is None and not (spec.workdir or "").startswith("/"):
             message = "A program file needs a `bundle` (or an absolute `workdir` on every VM)"
             return [SpecError("/program", None, message, "`varuna submit` packs and uploads it.")]
@@ -107,7 +118,6 @@ def submit(
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> Response:
     """A new job; it waits until the reconciler has looked."""
-    spec = given.spec
     at = here.clock.now()
 
     def work(connection: sa.Connection) -> jobs.Remembered:
@@ -117,7 +127,7 @@ def submit(
                 return known
         _need_bundle(connection, given)
         job = jobs.new_job_id(at)
-        jobs.submit(connection, job, spec, at)
+        jobs.submit(connection, job, _with_weights(connection, given), at)
         view = views.job_view(connection, job_row(connection, job))
         first = jobs.Remembered(job, view.model_dump_json())
         if idempotency_key:
@@ -137,6 +147,29 @@ def submit(
         media_type="application/json",
         headers={"Location": f"/api/v1/jobs/{answer.job}"},
     )
+
+
+def _with_weights(connection: sa.Connection, given: Asked) -> JobSpec:
+    """The spec with the folder of the checkpoint that ``init_from: JOB@STEP`` means."""
+    found = JOB_AT_STEP.match(given.spec.init_from or "")
+    if found is None:
+        return given.spec
+    name, step = found.groups()
+    row = jobs.find(connection, name)
+    steps = folders.complete(connection, row.id) if row else {}
+    wanted = max(steps, default=None) if step == "newest" else int(step)
+    root = row.spec["checkpoint"]["dir"] if row else None
+    if row is None:
+        wrong = f"`init_from`: there is no job {name!r}"
+    elif wanted not in steps:
+        there = f"those of steps {', '.join(map(str, sorted(steps)))}" if steps else "none"
+        wrong = f"`init_from`: {name} has no complete checkpoint of {step}; there are {there}"
+    elif root is None or "://" in root:
+        wrong = f"`init_from`: the checkpoints of {name} are in no folder that every VM reaches"
+    else:
+        place = f"{job_root(root, row.id)}/{steps[wanted]}"
+        return given.spec.model_copy(update={"init_from": place})
+    raise refuse_spec(BadSpecError([SpecError("/init_from", None, wrong)]), given.below)
 
 
 def _need_bundle(connection: sa.Connection, given: Asked) -> None:

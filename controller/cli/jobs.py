@@ -31,6 +31,7 @@ from controller.cli.pictures import jobs_table, picture, show_plan
 from controller.core.jobspec import JobSpec
 from controller.core.states import JobState
 from controller.specfile import BadSpecError, read_yaml
+from trainer.contract.builtins import path_of
 
 WAIT_EXIT = {JobState.SUCCEEDED: 0, JobState.FAILED: 100, JobState.CANCELLED: 103}
 NOT_FINISHED, JOB_NOT_FOUND = 101, 102
@@ -242,7 +243,7 @@ def read_spec(path: Path, overrides: Sequence[str] | None = None) -> JobSpec:
 
 def program_folder(spec: JobSpec, spec_file: Path) -> Path | None:
     """Where the program lives: ``workdir`` as seen from the spec's file; None for a builtin."""
-    if spec.workdir is None and spec.program.startswith("builtin:"):
+    if spec.workdir is None and path_of(spec.program) is None:
         return None
     around = Path.cwd() if str(spec_file) == "-" else spec_file.parent
     return (around / (spec.workdir or ".")).resolve()
@@ -278,9 +279,10 @@ def _bundle(spec: JobSpec, spec_file: Path) -> Bundle | None:
     folder = program_folder(spec, spec_file)
     if folder is None:
         return None
-    if spec.program.startswith("builtin:"):
+    path = path_of(spec.program)
+    if path is None:
         raise CliError(f"workdir is of no use with program {spec.program}; leave it out.", USAGE)
-    return pack(folder, spec.program)
+    return pack(folder, path)
 
 
 def _ask(question: str) -> None:

@@ -19,7 +19,8 @@ from controller.cli.client import USAGE, CliError
 from controller.cli.jobs import program_folder, read_spec
 from controller.cli.options import AsJson, Set, SpecFile
 from controller.cloud.local import die_with_parent
-from controller.core.jobspec import JobSpec
+from controller.core.jobspec import JOB_AT_STEP, JobSpec
+from trainer.contract.builtins import source_in
 from trainer.contract.schedule import as_text, static_order
 from trainer.contract.spec import Program
 
@@ -83,6 +84,8 @@ def try_(
     if resume is not None and checkpoint_dir is None:
         raise CliError("--resume needs --checkpoint-dir.", USAGE)
     spec = read_spec(spec_file, overrides)
+    if spec.setup:
+        output.note("`setup` is for VMs; it is not run here.")
     with tempfile.NamedTemporaryFile("w", prefix="varuna-try-", suffix=".json") as file:
         json.dump(_what_to_try(spec, spec_file), file)
         file.flush()
@@ -156,7 +159,7 @@ def _tool(verb: str, folder: str, json_: bool) -> NoReturn:
 def _what_to_try(spec: JobSpec, spec_file: Path) -> dict[str, object]:
     folder = program_folder(spec, spec_file)
     program = Program(
-        source=str(folder / spec.program) if folder else spec.program,
+        source=source_in(str(folder), spec.program),
         workdir=str(folder) if folder else None,
         args=spec.args,
     )
@@ -164,7 +167,16 @@ def _what_to_try(spec: JobSpec, spec_file: Path) -> dict[str, object]:
         "program": program.model_dump(mode="json"),
         "training": spec.training().model_dump(mode="json"),
         "every_steps": spec.checkpoint.every.steps,
+        "init_from": _init_from(spec, folder),
     }
+
+
+def _init_from(spec: JobSpec, folder: Path | None) -> str | None:
+    if spec.init_from is None:
+        return None
+    if JOB_AT_STEP.match(spec.init_from):
+        raise CliError("`varuna try` knows no jobs; give init_from a folder.", USAGE)
+    return str((folder or Path.cwd()) / spec.init_from)
 
 
 def flags(**values: object) -> list[str]:

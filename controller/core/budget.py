@@ -105,12 +105,11 @@ def given_up(job: Job, now: float, rules: Rules) -> tuple[Reason, str] | None:
     if same := _times_the_same(job.past):
         at = f"at step {last.reached + 1:,}" if last.reached else "before the first step"
         why = f"{because} The same {same} times {at}, so retrying will not help."
-        not_finite = last.reason is Reason.NON_FINITE_LOSS
-        return Reason.NON_FINITE_LOSS if not_finite else Reason.PROGRAM_ERROR, _ending_in(why, last)
+        return _reason(last), _ending_in(why, last)
     if found.charged > job.spec.recovery.max_restarts:
         attempts = count(found.charged, "attempt")
         why = f"{because} Given up after {attempts} without progress."
-        return Reason.PROGRAM_ERROR, _ending_in(why, last)
+        return _reason(last), _ending_in(why, last)
     if found.stuck >= rules.max_launches_without_progress:
         launches = f"{found.stuck} launches in a row came to nothing"
         return Reason.RESTART_BUDGET, f"{because} Given up: {launches}."
@@ -136,6 +135,12 @@ def _times_the_same(past: Sequence[EndedGeneration]) -> int:
         return len(same) if len(same) >= SAME_FAILURE else 0
     told = bool(same[-1].error) and not is_of_one_node(same)
     return len(same) if told and len(same) >= SAME_AT_START else 0
+
+
+def _reason(last: EndedGeneration) -> Reason:
+    """Why a job fails whose program did not get on."""
+    own = (Reason.NON_FINITE_LOSS, Reason.SETUP_FAILED)
+    return last.reason if last.reason in own else Reason.PROGRAM_ERROR
 
 
 def _ending_in(why: str, last: EndedGeneration) -> str:

@@ -80,6 +80,8 @@ def _failure(generation: Generation, seat: Seat, steps: int) -> Fault | None:
     match _code(seat):
         case ExitCode.PROGRAM_ERROR | ExitCode.INTERNAL:
             return Fault(Reason.PROGRAM_ERROR, True, said)
+        case ExitCode.SETUP_FAILED:
+            return Fault(Reason.SETUP_FAILED, True, said)
         case ExitCode.CHECKPOINT_DAMAGED:
             link = generation.resumed_from
             return Fault(Reason.CHECKPOINT_DAMAGED, False, said, link.folder if link else None)
@@ -106,7 +108,7 @@ def _others_may_fail_too(generation: Generation, failed: Seat) -> bool:
     is it the program, or this node?
     """
     others = (seat for seat in generation.seats if seat.node != failed.node)
-    early = (Phase.BOOT, Phase.PROGRAM)
+    early = (Phase.SETUP, Phase.BOOT, Phase.PROGRAM)
     return failed.phase in early and any(
         seat.phase in (None, *early) and not _failed_at(seat) and not seat.halted for seat in others
     )

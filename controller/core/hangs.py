@@ -1,7 +1,7 @@
 """Whether a launch or a run hangs though every VM answers: each phase has its bound. PURE.
 
     phase                        who is late                           since
-    boot program load save       each by itself                        it entered the phase
+    setup boot program load save each by itself                        it entered the phase
     rendezvous first_step step   nobody alone: ranks wait for each     the last of them entered it,
       evaluation                 other                                 or a step was committed
 
@@ -24,6 +24,7 @@ FIRST_WEIGHTS_PATIENCE = 5
 TIMES_THE_USUAL = 10
 """A step, or a save, may take so many times what they took lately."""
 _ON_THE_WAY = (
+    Phase.SETUP,
     Phase.BOOT,
     Phase.PROGRAM,
     Phase.RENDEZVOUS,
@@ -98,6 +99,8 @@ def bound_of(phase: Phase, job: Job, generation: Generation, rules: Rules) -> fl
     bounds = rules.bounds
     whole_state = salvage.predicted_seconds(job, 1, rules)
     match phase:
+        case Phase.SETUP:  # the agent sees to the bound, and says so
+            return job.spec.setup_timeout + bounds.boot
         case Phase.BOOT:
             return bounds.boot
         case Phase.PROGRAM if generation.kind == "first_weights":

@@ -18,8 +18,10 @@ from pydantic import (
     model_validator,
 )
 
+from trainer.contract.builtins import path_of
 from trainer.contract.spec import FINITE_POSITIVE, Precision, ScheduleName, Training
 
+JOB_AT_STEP = re.compile(r"([^/@]+)@(\d+|newest)$")
 NAME_PATTERN = r"^[a-z0-9-]{1,40}$"
 
 
@@ -136,12 +138,20 @@ class JobSpec(Strict):
     workdir: str | None = None
     bundle: str | None = Field(default=None, pattern=r"^sha256:[0-9a-f]{64}$")
     args: dict[str, JsonValue] = Field(default_factory=dict)
+    setup: tuple[Annotated[str, Field(pattern=r"\S")], ...] = ()
+    """Shell lines that each machine runs once per bundle before it imports the program."""
+    setup_timeout: FINITE_POSITIVE = 600.0
+    """For all of them: ``10m``."""
     nodes: NodeRange = NodeRange()
     device: Literal["auto", "cpu", "cuda"] = "auto"
     devices_per_node: Literal["auto"] | Annotated[Whole, Field(ge=1)] = "auto"
     batch_size: Whole = Field(ge=1)
     steps: Whole = Field(ge=1)
     seed: Whole = 0
+    init_from: str | None = Field(default=None, min_length=1)
+    """The weights to begin with: a folder of safetensors, in the workdir or absolute, or
+    ``JOB@STEP`` (``JOB@newest``).
+    """
     clip_grad_norm: FINITE_POSITIVE | None = None
     precision: Precision = "float32"
     evaluate_every: Annotated[Whole, Field(ge=1)] | None = None
@@ -156,11 +166,23 @@ class JobSpec(Strict):
     @field_validator("program")
     @classmethod
     def _program_form(cls, given: str) -> str:
-        if given.startswith("builtin:"):
+        path = path_of(given)
+        if path is None:
             return given
-        if not given.endswith(".py") or given.startswith("/") or ".." in given.split("/"):
-            raise ValueError("give a .py file inside workdir, or builtin:gpt")
+        suffix = ".json" if given.startswith("hf:") else ".py"
+        if not path.endswith(suffix) or path.startswith("/") or ".." in path.split("/"):
+            raise ValueError("give a .py file inside workdir, hf:CONFIG.json, or builtin:gpt")
         return given
+
+    @field_validator("setup", mode="before")
+    @classmethod
+    def _one_line(cls, given: Any) -> Any:
+        return (given,) if isinstance(given, str) else given
+
+    @field_validator("setup_timeout", mode="before")
+    @classmethod
+    def _duration(cls, given: Any) -> Any:
+        return parse_duration(given) if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _whole(self) -> "JobSpec":

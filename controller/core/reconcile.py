@@ -49,9 +49,10 @@ from controller.core.standstill import (
 from controller.core.states import GenerationState, JobState, Reason
 from controller.core.story import because_of, launch_sentence, loss_of
 from controller.core.wishes import room_to_grow, wish_of
-from controller.core.words import count, seconds, times
+from controller.core.words import count, listed, seconds, times
 from controller.core.world import Checkpoint, Generation, Job, Node, Rules, World
 from controller.planner.choose import Choice
+from trainer.contract.progress import Phase
 from trainer.contract.spec import ResumedFrom, Shape
 
 SETTLE_AT_MOST = 5
@@ -285,7 +286,7 @@ def _go_on(look: Look, job: Job) -> Actions:
     """Say that it runs, once it does, and tidy up behind it; or have it grow."""
     generation = job.current
     if generation is None or generation.committed == 0:
-        return ()
+        return _on_setup(job, generation) if generation and job.spec.setup else ()
     if wish := room_to_grow(look, job, generation):
         return drain(look, job, wish)
     offered = {(node.name, node.incarnation) for node in look.pool.offer(job)}
@@ -298,6 +299,18 @@ def _go_on(look: Look, job: Job) -> Actions:
         because = f"Step {generation.committed:,} is done on {times(generation.shape)}."
         moved = (MoveGeneration(job.id, generation.number, GenerationState.RUNNING, because),)
     return *moved, *said, *_tidy(look, job, generation)
+
+
+def _on_setup(job: Job, generation: Generation) -> Actions:
+    """Say while machines of a launch are being set up that they are, and which."""
+    nodes = dict.fromkeys(s.node for s in generation.seats if s.phase is Phase.SETUP)
+    if not generation.is_launched:
+        return ()
+    if not nodes:
+        return say(job, job.state, job.reason, generation.because)
+    lines = count(len(job.spec.setup), "line")
+    message = f"Running `setup` ({lines}) on {listed(list(nodes))}."
+    return say(job, job.state, job.reason, message)
 
 
 def _tidy(look: Look, job: Job, generation: Generation) -> Actions:

@@ -19,7 +19,7 @@ from controller.core.jobspec import JobSpec
 from controller.core.states import GenerationState, JobState, NodeState, Reason, may_move
 from controller.core.words import ended
 from controller.store import conduct, events
-from controller.store.launching import Place, job_root, run_specs
+from controller.store.launching import Place, job_root, run_specs, setup_of
 from controller.store.nodes import give_order
 from controller.store.rows import StaleError, guarded
 from controller.store.tables import checkpoints, generations, jobs, nodes, orders, seats
@@ -221,7 +221,7 @@ class Recorder:
         )  # fmt: skip
         spec = JobSpec.model_validate(job.spec)
         for seat, run in zip(action.seats, run_specs(action, spec, root, places), strict=True):
-            start = wire.Start(spec=run, bundle=spec.bundle)
+            start = wire.Start(spec=run, bundle=spec.bundle, setup=setup_of(spec))
             self._order(seat.node, seat.incarnation, start)
         self._event(
             EventType.GENERATION_LAUNCHED, action.because, action.job, action.number,

@@ -65,6 +65,17 @@ def _weigh(connection: sa.Connection, job: str, folder: str, at: float) -> None:
         )  # fmt: skip
 
 
+def complete(connection: sa.Connection, job: str) -> dict[int, str]:
+    """Step -> folder of the complete checkpoints that are known, the newest of each."""
+    rows = connection.execute(
+        sa.select(checkpoints.c.step, checkpoints.c.folder)
+        .where(checkpoints.c.job == job, checkpoints.c.complete_at.is_not(None))
+        .where(checkpoints.c.condemned_at.is_(None), checkpoints.c.deleted_at.is_(None))
+        .order_by(checkpoints.c.generation)
+    )
+    return {row.step: row.folder for row in rows}
+
+
 def take_listing(connection: sa.Connection, looked: wire.Looked, at: float) -> None:
     """The folder as it was when the Look was carried out; what is gone from it is forgotten.
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 
 from agent import wire
 from controller.core.actions import Launch
 from controller.core.jobspec import JobSpec
+from trainer.contract.builtins import path_of, source_in
 from trainer.contract.spec import Address, Program, RunSpec, Saving
 
 
@@ -44,6 +44,7 @@ def run_specs(launch: Launch, spec: JobSpec, root: str, places: Sequence[Place])
             saving=Saving(root=root, every_steps=every.steps, every_seconds=every.seconds),
             load_from=f"{root}/{begun.folder}" if begun else None,
             resumed_from=begun,
+            init_from=spec.init_from if launch.kind == "first_weights" else None,
         )
         for rank, (seat, place) in enumerate(zip(launch.seats, places, strict=True))
     ]
@@ -56,12 +57,19 @@ def job_root(folder: str, job: str) -> str:
 
 def program_of(spec: JobSpec) -> Program:
     """Where the agent finds the program."""
-    if spec.program.startswith("builtin:"):
+    if path_of(spec.program) is None:
         return Program(source=spec.program, args=spec.args)
     if spec.bundle is not None:
         return Program(source=spec.program, workdir=".", args=spec.args)
-    folder = PurePosixPath(spec.workdir or "/")
-    return Program(source=str(folder / spec.program), workdir=str(folder), args=spec.args)
+    folder = spec.workdir or "/"
+    return Program(source=source_in(folder, spec.program), workdir=folder, args=spec.args)
+
+
+def setup_of(spec: JobSpec) -> wire.Setup | None:
+    """What an agent runs before the first trainer of the bundle."""
+    if not spec.setup:
+        return None
+    return wire.Setup(lines=spec.setup, timeout_seconds=spec.setup_timeout)
 
 
 def _device(place: Place, number: int) -> str:

@@ -65,16 +65,21 @@ class Generation:
 
 
 class Trainers:
-    """A zygote and a store for as long as the test run needs them."""
+    """A zygote and a store for as long as the test run needs them.
 
-    def __init__(self, logs: Path) -> None:
+    ``entry``: a module beside this one, whose ``run`` the zygote forks for trainers.
+    """
+
+    def __init__(self, logs: Path, entry: str | None = None) -> None:
         self._runner = asyncio.Runner()
         self._logs = logs
+        self._entry = f"{entry}:run" if entry else None
         self._numbers = itertools.count(1)
         self._listening: set[asyncio.Task[None]] = set()
 
     def __enter__(self) -> Self:
-        self._zygote = self._runner.run(Zygote.start())
+        starting = Zygote.start(entry=self._entry, path=Path(__file__).parent)
+        self._zygote = self._runner.run(starting)
         self._port = self._runner.run(self._zygote.start_store(HOST))
         return self
 
@@ -85,7 +90,12 @@ class Trainers:
         self._runner.close()
 
     def first_weights(
-        self, root: Path, program: Program, training: Training, micro_batch: int = 4
+        self,
+        root: Path,
+        program: Program,
+        training: Training,
+        micro_batch: int = 4,
+        init_from: str | None = None,
     ) -> Generation:
         """Generation 1 of a job; its checkpoint is what the next one starts from."""
         spec = RunSpec(
@@ -98,6 +108,7 @@ class Trainers:
             program=program,
             training=training,
             saving=Saving(root=str(root)),
+            init_from=init_from,
         )
         return self.wait(self.start([spec]))
 

@@ -19,6 +19,13 @@ def trainers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainers]:
         yield trainers
 
 
+@pytest.fixture(scope="session")
+def warmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainers]:
+    """For programs that import much."""
+    with Trainers(tmp_path_factory.mktemp("logs"), "warmed") as trainers:
+        yield trainers
+
+
 @pytest.fixture
 def beset(trainers: Trainers, tmp_path: Path) -> Job:
     """A job to which things happen."""

@@ -118,3 +118,4 @@ def test_it_learns_alike_at_every_shape_with_dropout_and_a_tied_decoder(
     assert alone[-1][0] is not None and alone[-1][0] < 5.0
     assert job.curve(3, 1) == alone
     assert farthest(job.curve(2, 2), alone) < 1e-5
+    assert farthest(job.curve(1, 1, m=3), alone) < 1e-5

@@ -28,13 +28,14 @@ class Job:
     def __init__(
         self, trainers: Trainers, root: Path, name: str = "ladder", layers: int = 6, **more: Any
     ) -> None:
-        args = more.pop("args", {})
+        args, init_from = more.pop("args", {}), more.pop("init_from", None)
         self.root, self.args, self.layers = root, args, layers
         self.trainers = trainers
         path = name if ":" in name else str(PROGRAMS / f"{name}.py")
         self.program = Program(source=path, workdir=str(PROGRAMS), args=args)
         self.training = Training.model_validate({"batch_size": 24, "steps": 20, "seed": 3} | more)
-        assert trainers.first_weights(root, self.program, self.training).codes == [0]
+        first = trainers.first_weights(root, self.program, self.training, init_from=init_from)
+        assert first.codes == [0], first.ranks[0].lines
 
     def run(
         self, depth: int, replicas: int, step: int | None = 0, m: int = 4, **more: Any

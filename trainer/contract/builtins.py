@@ -1,4 +1,6 @@
-"""What is known of the builtin programs without torch, so that a spec can be refused at submit."""
+"""What is known of the programs that come with us without torch, so that a spec can be refused at
+submit.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +18,19 @@ _LAYERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 NAMES = tuple(sorted(_LAYERS))
 _AROUND = 2
 """An embedding before the blocks, a head after them."""
+
+
+def path_of(program: str) -> str | None:
+    """The file that a job spec's ``program`` names, that of ``hf:CONFIG.json`` too; None for a
+    builtin.
+    """
+    return None if program.startswith("builtin:") else program.removeprefix("hf:")
+
+
+def source_in(folder: str, program: str) -> str:
+    """``program`` with its file as ``folder`` has it."""
+    path = path_of(program)
+    return program if path is None else f"{program.removesuffix(path)}{folder.rstrip('/')}/{path}"
 
 
 def layer_count(name: str, args: Mapping[str, Any]) -> int:

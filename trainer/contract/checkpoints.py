@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
 import xxhash
 from pydantic import (
     Field,
+    JsonValue,
     SerializerFunctionWrapHandler,
     ValidationError,
     model_serializer,
@@ -107,6 +108,28 @@ class DataPosition(Frozen):
     """What the dataset says of its content (its attribute ``fingerprint``), as a text's hash."""
 
 
+class Outside(Frozen):
+    """What the model is called outside, so that its weights come in and go out."""
+
+    names: dict[str, str] = Field(default_factory=dict)
+    """The beginning of a global name -> the model's own: ``layers.3.block`` ->
+    ``model.layers.2``.
+    """
+    config: dict[str, JsonValue] = Field(default_factory=dict)
+    """``config.json`` beside exported weights."""
+
+    def renamed(self, name: str) -> str | None:
+        """The model's own name of a global one: the longest dotted beginning that has a name is
+        replaced, an empty name takes its dot along; None when none has.
+        """
+        words = name.split(".")
+        for count in range(len(words), 0, -1):
+            own = self.names.get(".".join(words[:count]))
+            if own is not None:
+                return ".".join([*([own] if own else []), *words[count:]])
+        return None
+
+
 class Committed(Frozen):
     """One step of the ledger: the range of global positions it took and the hash it reported."""
 
@@ -181,6 +204,8 @@ class PartHeader(Sealed):
     """The steps since the checkpoint before."""
     loss_scale: LossScale | None = None
     """With which the next step begins; None but in float16."""
+
+    outside: Outside | None = Field(default=None, exclude_if=lambda outside: outside is None)
 
     @model_serializer(mode="wrap")
     def _without_a_scale(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:

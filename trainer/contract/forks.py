@@ -9,6 +9,7 @@ what it forked and exits.
       |  StartTrainer + control socket ->             |
       |  StartStore   + listening socket ->           |   answered by Started or Refused,
       |  StartZygote  + a new zygote's socket ->      |   and one Exited when it is gone
+      |  StartCommand + its log ->                    |
       |  Kill ->                                      |
 """
 
@@ -52,6 +53,19 @@ class StartZygote(Frozen):
     id: str
 
 
+class StartCommand(Frozen):
+    """Run ``/bin/sh -c command`` in a session of its own; the descriptor is its output.
+
+    It finds this Python and its tools first on its PATH. What it leaves behind is killed.
+    """
+
+    kind: Literal["start_command"] = "start_command"
+    id: str
+    command: str
+    folder: str
+    """Where it runs."""
+
+
 class Kill(Frozen):
     """SIGKILL the whole session of ``id``; nothing happens when it is gone already."""
 
@@ -92,7 +106,7 @@ class Exited(Frozen):
     signal: int | None = None
 
 
-Start = StartTrainer | StartStore | StartZygote
+Start = StartTrainer | StartStore | StartZygote | StartCommand
 Request = Annotated[Start | Kill, Field(discriminator="kind")]
 REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 Answer = Annotated[Ready | Started | Refused | Exited, Field(discriminator="kind")]

@@ -19,6 +19,8 @@ class Phase(StrEnum):
 
     BOOT = "boot"
     """Forked; nothing imported yet."""
+    SETUP = "setup"
+    """The job's `setup` lines run on this machine; said by the agent: there is no trainer yet."""
     PROGRAM = "program"
     """Imports the program and opens its dataset."""
     RENDEZVOUS = "rendezvous"
@@ -59,6 +61,8 @@ class ExitCode(IntEnum):
     """A newer generation's marker stands in the checkpoint folder."""
     INTERNAL = 26
     """Our own mistake."""
+    SETUP_FAILED = 27
+    """A `setup` line failed or took too long; there was no trainer."""
 
 
 class PhaseBegun(Frozen):

@@ -41,9 +41,9 @@ class Program(Frozen):
     """Where the user's functions are and what they are given."""
 
     source: str
-    """``builtin:NAME`` or the absolute path of a Python file."""
+    """``builtin:NAME``, the absolute path of a Python file, or ``hf:`` and that of a config."""
     workdir: str | None = None
-    """A folder put at the END of ``sys.path``; ``None`` for a builtin."""
+    """A folder put at the END of ``sys.path``; ``None`` for what comes with us."""
     args: dict[str, JsonValue] = Field(default_factory=dict)
 
 
@@ -121,6 +121,10 @@ class RunSpec(Frozen):
     """This node's address for gloo; its interface is found from it."""
     device: str = "cpu"
     saving: Saving
+    init_from: str | None = None
+    """Of ``first_weights``: the folder whose weights the model begins with, safetensors under the
+    names of :class:`~trainer.contract.checkpoints.Outside` or a checkpoint of another job.
+    """
     load_from: str | None = None
     """Absolute path of the checkpoint folder to load; None only for ``first_weights``."""
     resumed_from: ResumedFrom | None = None

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.bundles import BundleError, placed, unpack
+from tests.fakes.zygotes import run_spec
 from trainer.contract.spec import Program
 
 
@@ -78,8 +79,19 @@ def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("source", "there"),
-    [("gpt.py", "/b/gpt.py"), ("builtin:gpt", "builtin:gpt")],
+    [
+        ("gpt.py", "/b/gpt.py"),
+        ("builtin:gpt", "builtin:gpt"),
+        ("hf:small/config.json", "hf:/b/small/config.json"),
+    ],
 )
 def test_a_programs_paths_are_those_of_its_bundle(source: str, there: str) -> None:
-    program = placed(Program(source=source, workdir="."), Path("/b"))
+    given = run_spec().model_copy(update={"program": Program(source=source, workdir=".")})
+    program = placed(given, Path("/b")).program
     assert (program.source, program.workdir) == (there, "/b")
+
+
+@pytest.mark.parametrize(("folder", "there"), [("base", "/b/base"), ("/mnt/base", "/mnt/base")])
+def test_the_weights_to_begin_with_may_lie_in_the_bundle(folder: str, there: str) -> None:
+    given = run_spec().model_copy(update={"init_from": folder})
+    assert placed(given, Path("/b")).init_from == there
