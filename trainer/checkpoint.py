@@ -125,6 +125,9 @@ def write_part(
             temporary_name(file).rename(file)
         sync_folder(path)
         refuse_stale(root, header.generation)  # it may have been stopped on its way here
+        if not os.path.exists(Path(root) / checkpoints.marker_file(header.generation)):
+            # Somebody deleted the folder under us: what is new in it is to tell the whole story.
+            checkpoints.write_marker(root, header.generation, header.resumed_from)
         write_json(part, whole := Part(**dict(header), files=(*before, *written)))
     except BaseException as error:
         _tidy_up(mine if before else [part, *mine])

@@ -2,6 +2,7 @@
 condemned; what is missing is looked for again; nobody waits for the one who failed.
 """
 
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from tests.fakes.jobs import Job
 from tests.fakes.standing import stands_still
-from tests.fakes.trainers import Generation
+from tests.fakes.trainers import Generation, Trainers
 from tests.fakes.waiting import until
 from trainer.contract.checkpoints import (
     OTHER_CONTENT,
@@ -37,24 +38,43 @@ pytestmark = pytest.mark.integration
 
 LAYER = "layer-004.r1.safetensors"
 PART = "part-1.json"
+NUMBERS = itertools.count(4)
+"""Of generations: they never come back, whatever becomes of the folder."""
+
+
+@pytest.fixture(scope="module")
+def pristine(trainers: Trainers, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Two generations ran as 2×1, to step 2 and to step 3."""
+    job = Job(trainers, tmp_path_factory.mktemp("damage") / "job")
+    for steps in (2, 3):
+        run = job.start("2x1", step=None, steps=steps)
+        assert trainers.wait(run).codes == [0, 0]
+    found = [one.folder for one in complete(scan(job.root))]
+    assert found == ["step-000000.g1", "step-000002.g2", "step-000003.g3"]
+    shutil.copytree(job.root, job.root.with_name("as it was"))
+    return job
 
 
 @pytest.fixture
-def saved(beset: Job) -> Path:
-    """Two generations ran as 2×1, to step 2 and to step 3; the newest checkpoint's folder."""
-    for steps in (2, 3):
-        run = beset.start("2x1", step=None, steps=steps)
-        assert beset.trainers.wait(run).codes == [0, 0]
-    found = [one.folder for one in complete(scan(beset.root))]
-    assert found == ["step-000000.g1", "step-000002.g2", "step-000003.g3"]
-    return beset.root / found[-1]
+def job(pristine: Job) -> Job:
+    """As it was, whatever the test before has done to it."""
+    shutil.rmtree(pristine.root)
+    shutil.copytree(pristine.root.with_name("as it was"), pristine.root)
+    return pristine
+
+
+@pytest.fixture
+def saved(job: Job) -> Path:
+    """The newest checkpoint's folder."""
+    return job.root / "step-000003.g3"
 
 
 def start(job: Job, **more: object) -> Generation:
     """Two ranks load step 3, of which the second has layers 3 to 5."""
     resumed = ResumedFrom(step=3, generation=3, folder="step-000003.g3")
     load_from = str(job.root / resumed.folder)
-    return job.start("2x1", steps=5, load_from=load_from, resumed_from=resumed, **more)
+    about = {"load_from": load_from, "resumed_from": resumed, "generation": next(NUMBERS)}
+    return job.start("2x1", steps=5, **about, **more)
 
 
 def first_failure(job: Job, run: Generation) -> Failed:
@@ -123,61 +143,61 @@ def claim_a_seventh_layer(folder: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_named_and_what_a_listing_sees_is_never_chosen(
-    beset: Job, saved: Path, damage: Callable[[Path], None], file: str, reason: str, is_seen: bool
+    job: Job, saved: Path, damage: Callable[[Path], None], file: str, reason: str, is_seen: bool
 ) -> None:
     damage(saved)
-    failed = first_failure(beset, start(beset))
+    failed = first_failure(job, start(job))
     assert failed.code == ExitCode.CHECKPOINT_DAMAGED
     assert failed.file == str(saved / file)
     assert reason in failed.message
-    chosen = to_resume(scan(beset.root))
+    chosen = to_resume(scan(job.root))
     assert chosen is not None and (chosen.step == 2) == is_seen
 
 
-def test_what_an_interrupted_save_leaves_is_no_damage(beset: Job, saved: Path) -> None:
+def test_what_an_interrupted_save_leaves_is_no_damage(job: Job, saved: Path) -> None:
     for name in (f".{LAYER}.77.tmp", ".part-1.json.77.tmp", "layer-004.r7.safetensors"):
         (saved / name).write_bytes(b"half a la")
-    (beset.root / "step-000009.g3").mkdir()
-    (beset.root / "step-000009.g3" / LAYER).write_bytes(b"half a la")
-    assert beset.trainers.wait(start(beset)).codes == [0, 0]
+    (job.root / "step-000009.g3").mkdir()
+    (job.root / "step-000009.g3" / LAYER).write_bytes(b"half a la")
+    assert job.trainers.wait(start(job)).codes == [0, 0]
 
 
 def test_a_marker_of_a_step_that_is_not_there_leaves_the_one_before_it(
-    beset: Job, saved: Path
+    job: Job, saved: Path
 ) -> None:
-    write_marker(beset.root, 4, ResumedFrom(step=9, generation=3, folder="step-000009.g3"))
-    chosen = to_resume(scan(beset.root))
+    write_marker(job.root, 4, ResumedFrom(step=9, generation=3, folder="step-000009.g3"))
+    chosen = to_resume(scan(job.root))
     assert chosen is not None and chosen.folder == saved.name
 
 
 # --- Not there
 
 
-def test_a_file_that_comes_late_is_waited_for(beset: Job, saved: Path) -> None:
+def test_a_file_that_comes_late_is_waited_for(job: Job, saved: Path) -> None:
     """Or a part, or the whole folder: a mount that is late, say."""
-    aside = beset.root / "aside"
+    aside = job.root / "aside"
     for name in (LAYER, PART, ""):
         (saved / name).rename(aside)
-        run = start(beset, load_seconds=60.0)
+        run = start(job, load_seconds=60.0)
         waiting = run.ranks[1].log
         until(lambda log=waiting: "Looking again" in log.read_text(), 30)  # type: ignore[misc]
         aside.rename(saved / name)
-        assert beset.trainers.wait(run).codes == [0, 0]
+        assert job.trainers.wait(run).codes == [0, 0]
         assert len(run.ranks[1].steps) == 2
 
 
 @pytest.mark.parametrize("name", [LAYER, PART, ""])
-def test_what_stays_away_condemns_nothing(beset: Job, saved: Path, name: str) -> None:
-    (saved / name).rename(beset.root / "aside")
-    failed = first_failure(beset, start(beset, load_seconds=0.2))
+def test_what_stays_away_condemns_nothing(job: Job, saved: Path, name: str) -> None:
+    (saved / name).rename(job.root / "aside")
+    failed = first_failure(job, start(job, load_seconds=0.2))
     assert failed.code == ExitCode.CHECKPOINT_UNREACHABLE
     assert failed.file == str(saved if name == PART else saved / name)
 
 
-def test_a_rank_that_cannot_read_ends_and_nobody_waits_for_it(beset: Job, saved: Path) -> None:
+def test_a_rank_that_cannot_read_ends_and_nobody_waits_for_it(job: Job, saved: Path) -> None:
     (saved / LAYER).unlink()
     (saved / LAYER).symlink_to(LAYER)  # a loop: not even root reads it
-    failed = first_failure(beset, start(beset, load_seconds=0.2))
+    failed = first_failure(job, start(job, load_seconds=0.2))
     assert failed.code == ExitCode.CHECKPOINT_UNREACHABLE
     assert failed.message.startswith("rank 1: ")
     assert f"{LAYER} cannot be read: Too many levels" in failed.message
