@@ -107,13 +107,13 @@ def write_part(
     if folder != header.folder:
         raise ValueError(f"the header is for {header.folder}, not {folder}")
     began = time.monotonic()
-    refuse_stale(root, header.generation)
     path = Path(root) / folder
     part = path / part_file(header.rank)
     before = _written_before(part, header)
     new = [layer for layer in layers if layer not in {file.layer for file in before}]
     mine = [path / layer_file(layer, header.rank) for layer in new]
     try:
+        refuse_stale(root, header.generation)
         make_folder(path)
         # Side by side: while one layer waits for the disk, the next is hashed.
         with ThreadPoolExecutor(_AT_ONCE) as pool:
