@@ -337,7 +337,7 @@ def test_a_part_is_never_written_twice(tmp_path: Path) -> None:
 
 def test_a_root_that_is_no_folder_fails_the_save(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(SaveError, match="File exists"):
+    with pytest.raises(SaveError, match="Not a directory"):
         save(tmp_path / "file", trained_states())
     with pytest.raises(SaveError, match=r"gen-3\.json could not be written"):
         write_marker(tmp_path / "file", 3, None)
