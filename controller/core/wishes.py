@@ -60,7 +60,7 @@ def room_to_grow(look: Look, job: Job, generation: Generation) -> Wish | None:
         return None
     nodes = look.pool.offer(job)
     spares = [n for n in nodes if (n.name, n.incarnation) not in generation.nodes]
-    since = max([generation.launched_at, *(n.registered_at for n in spares)])
+    since = max([generation.launched_at, *(_joined_at(n, look.rules) for n in spares)])
     if not spares or look.now < since + plan.settle or _saves_are_overdue(job, generation):
         return None
     choice, now = choice_for(job, nodes), estimated_seconds(job, generation, nodes)
@@ -81,6 +81,11 @@ def _saves_are_overdue(job: Job, generation: Generation) -> bool:
     if every.steps is not None:
         return at_risk > 2 * every.steps
     return every.seconds is not None and at_risk * generation.step_seconds > 2 * every.seconds
+
+
+def _joined_at(node: Node, rules: Rules) -> float:
+    """Since when it counts as there: one that was lost must first stay a while."""
+    return max([node.registered_at, *(at + rules.quarantine for at in node.losses[-1:])])
 
 
 def estimated_seconds(job: Job, generation: Generation, nodes: Sequence[Node]) -> float:

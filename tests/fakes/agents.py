@@ -111,6 +111,7 @@ class Fleet:
         self._url, self._token, self._pace = url, token, step_seconds
         self.folder: dict[tuple[str, str], dict[int, wire.PartFound]] = defaultdict(dict)
         self.agents: dict[str, Agent] = {}
+        self.beat_seconds = 0.1
         self._alive: defaultdict[Key, set[int]] = defaultdict(set)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -140,6 +141,11 @@ class Fleet:
     def kill(self, *names: str) -> None:
         """At once, with everything that runs there."""
         self._do(self._kill(names))
+
+    def kill_trainers(self, *names: str) -> None:
+        """What runs there dies; the agents report it as soon as they can."""
+        for name in names:
+            self._loop.call_soon_threadsafe(self._kill_trainers_of, self.agents[name])
 
     def silence(self, name: str) -> None:
         """Like SIGSTOP: connections stay open, nothing is said, its trainers stand still."""
@@ -189,7 +195,7 @@ class Fleet:
                     await agent.http.post(
                         f"/{agent.name}/beat", content=said.model_dump_json(), headers=JSON
                     )
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(self.beat_seconds)
 
     async def _obey(self, agent: Agent) -> None:
         after = 0
@@ -258,6 +264,14 @@ class Fleet:
             for job, generation, rank in agent.trainers:
                 self._alive[(job, generation)].discard(rank)
             await agent.http.aclose()
+
+    def _kill_trainers_of(self, agent: Agent) -> None:
+        for (job, generation, rank), trainer in list(agent.trainers.items()):
+            if not trainer.done():
+                trainer.cancel()
+                self._alive[(job, generation)].discard(rank)
+                gone = wire.Exited(job=job, generation=generation, rank=rank, signal=9)
+                agent.tasks.append(asyncio.ensure_future(self._report(agent, gone)))
 
     # ---- a trainer's life
 

@@ -238,3 +238,51 @@ def _copy(database: Path, to: Path) -> None:
         source.backup(target)
     source.close()
     target.close()
+
+
+def test_a_name_that_is_back_after_it_was_lost_is_missed_again_in_normal_time(
+    fleet: Fleet, user: httpx2.Client, tmp_path: Path
+) -> None:
+    """Neither its old silence nor its old exit is held against the new incarnation."""
+    fleet.add("vm-1", "vm-2", "vm-3")
+    submit(user, tmp_path, nodes="3", steps=10_000)
+    until(lambda: job(user).step >= 8, 20)
+    fleet.kill("vm-3")
+    until(lambda: job(user).state == "waiting", 20)
+    fleet.add("vm-3", incarnation="second-life")
+    until(lambda: job(user).state == "running", 20)
+    step = job(user).step
+    until(lambda: job(user).step >= step + 10, 20)
+    assert job(user).recoveries == 1
+    fleet.silence("vm-3")
+    until(lambda: job(user).state == "waiting", 20)
+    lost = [e.message for e in events_of(user, "node_lost") if e.node == "vm-3"]
+    assert len(lost) == 2
+
+
+def events_of(user: httpx2.Client, kind: str) -> list[EventView]:
+    answer = user.get(f"/api/v1/events?type={kind}&limit=1000").json()
+    return [EventView.model_validate(item) for item in answer["items"]]
+
+
+@pytest.mark.parametrize("dead", [("vm-1",), ("vm-1", "vm-2")], ids=["one", "all"])
+def test_trainers_that_died_while_the_controller_was_away_are_replaced_when_it_is_back(
+    tmp_path: Path, dead: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "c"
+    with served(folder) as first:
+        port = int(first.url.rpartition(":")[2])
+        fleet = Fleet(first.url, first.token(Role.AGENT), step_seconds=0.05)
+        fleet.__enter__()
+        fleet.add("vm-1", "vm-2")
+        with first.client() as user:
+            submit(user, tmp_path, nodes="2", steps=60)
+            until(lambda: job(user).step >= 5, 20)
+    try:
+        fleet.kill_trainers(*dead)
+        with served(folder, port=port) as second, second.client() as user:
+            until(lambda: job(user).state.is_over, 30)
+            assert (job(user).state, job(user).recoveries) == ("succeeded", 1)
+            assert ledger(user).samples_committed_once
+    finally:
+        fleet.__exit__()

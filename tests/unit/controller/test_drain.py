@@ -236,3 +236,16 @@ def test_a_waiting_job_has_the_free_nodes_before_another_grows() -> None:
     cluster.settle()
     cluster.pass_time(61)
     assert not actions(cluster, StandStill)
+
+
+def test_a_job_does_not_grow_onto_a_vm_that_was_lost_just_now() -> None:
+    cluster = running(2, submitted=job(plan={"depth": 2, "settle": "1s"}))
+    cluster.join("vm-2")
+    cluster.join("vm-3")
+    cluster.join("vm-3")  # started again: what it was is lost
+    cluster.pass_time(60)
+    cluster.step()
+    assert not actions(cluster, StandStill)
+    cluster.pass_time(1)
+    cluster.step()
+    assert actions(cluster, StandStill)
