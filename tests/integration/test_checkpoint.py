@@ -16,9 +16,11 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from trainer import checkpoint
 from trainer.checkpoint import (
     DamagedError,
     SaveError,
+    StaleError,
     UnreachableError,
     read_header,
     read_layers,
@@ -333,6 +335,29 @@ def test_a_part_is_never_written_twice(tmp_path: Path) -> None:
     with pytest.raises(SaveError, match="parts never change"):
         save(tmp_path, states)
     assert (folder / "part-0.json").read_bytes() == before
+
+
+def test_a_writer_that_was_stopped_on_the_way_publishes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wakes up when its layers are written, and a newer generation has begun meanwhile."""
+
+    def long_after(folder: Path) -> None:
+        write_marker(tmp_path, 4, None)
+
+    monkeypatch.setattr(checkpoint, "sync_folder", long_after)
+    with pytest.raises(StaleError, match="generation 4 has begun"):
+        save(tmp_path, trained_states())
+    assert list((tmp_path / FOLDER).iterdir()) == []
+
+
+def test_a_folder_that_was_deleted_by_hand_gets_its_generations_marker_again(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path, trained_states())
+    (marker,) = scan(tmp_path).markers
+    assert marker.generation == 3
+    assert marker.resumed_from == read_header(tmp_path / FOLDER).resumed_from
 
 
 def test_a_root_that_is_no_folder_fails_the_save(tmp_path: Path) -> None:
