@@ -188,11 +188,12 @@ def _open_recovery(connection: sa.Connection, job: str, number: int) -> schemas.
     last = last_launch(connection, job)
     to = last if last is not None and last.number > was.number else None
     begun = history.resumed_from(to.resumed_from) if to is not None else None
+    at_step = history.last_step(connection, was, begun)
     return schemas.RecoveryView(
         number=number,
-        at_step=was.committed,
+        at_step=at_step,
         resumed_from=begun.step if begun else None,
-        lost_steps=was.committed - begun.step if begun else None,
+        lost_steps=at_step - begun.step if begun else None,
         gap_s=None,
         phases=schemas.RecoveryPhases.model_validate(history.phases_of(connection, was, to, None)),
         from_shape=str(history.shape_of(was.shape)),

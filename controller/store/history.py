@@ -125,17 +125,18 @@ def close_recovery(connection: sa.Connection, job: str, number: int, at: float) 
         return
     begun = resumed_from(to.resumed_from)
     resumed = begun.step if begun else 0
+    at_step = last_step(connection, was, begun)
     phases = phases_of(connection, was, to, at)
     gap = max(0.0, at - was.committed_at - step_seconds(connection, job, was.number))
     shapes = [str(shape_of(row.shape)) for row in (was, to)]
     new = insert_new(
         connection, recoveries, job=job, to_generation=number, from_generation=was.number,
-        at_step=was.committed, resumed_from=resumed, began_at=was.committed_at, ended_at=at,
+        at_step=at_step, resumed_from=resumed, began_at=was.committed_at, ended_at=at,
         gap_seconds=gap, phases=phases, from_shape=shapes[0], to_shape=shapes[1],
         reason=was.end_reason, because=was.end_because or "",
     )  # fmt: skip
     if new:
-        lost = was.committed - resumed
+        lost = at_step - resumed
         cause = (was.end_because or f"Generation {was.number} ended").rstrip(".")
         before, after = map(times, shapes)
         plan = f"re-planned {before} → {after}" if before != after else f"kept {before}"
@@ -143,8 +144,20 @@ def close_recovery(connection: sa.Connection, job: str, number: int, at: float) 
         message = f"{cause}; {plan}; resumed from step {resumed:,} ({price}, {gap:.1f} s)."
         events.record(
             connection, at, EventType.RECOVERED, message, job=job, generation=number,
-            at_step=was.committed, resumed_from=resumed, lost_steps=lost, gap_s=gap, phases=phases,
+            at_step=at_step, resumed_from=resumed, lost_steps=lost, gap_s=gap, phases=phases,
         )  # fmt: skip
+
+
+def last_step(connection: sa.Connection, was: Any, begun: ResumedFrom | None) -> int:
+    """The last step that generation ``was`` committed: some are reported after its end, and of some
+    nothing is left but the checkpoint that its successor went on from (``begun``).
+    """
+    reported = connection.execute(
+        sa.select(sa.func.max(steps.c.step)).where(
+            steps.c.job == was.job, steps.c.generation == was.number
+        )
+    ).scalar()
+    return max(int(was.committed), reported or 0, begun.step if begun else 0)
 
 
 def phases_of(

@@ -232,6 +232,30 @@ def test_a_job_without_a_folder_fails_on_a_node_that_is_elsewhere(told: Told) ->
 # ---- reports
 
 
+@pytest.mark.parametrize(("late", "lost"), [(True, 2), (False, 0)])
+def test_steps_that_are_reported_after_the_end_are_lost_or_not_but_never_less_than_none(
+    told: Told, late: bool, lost: int
+) -> None:
+    """Its checkpoint of step 3 was found in the folder, its steps past 1 were not heard of."""
+    told.plan()
+    told.launch()
+    spec = told.spec("vm-1")
+    told.report("vm-1", said(0, committed(spec, 1)))
+    told.end()
+    if late:
+        told.report("vm-1", *(said(0, committed(spec, step)) for step in range(2, 6)))
+    told.plan(3)
+    begun = ResumedFrom(step=3, generation=2, folder="step-000003.g2")
+    seats = (actions.SeatAt("vm-1", LIFE, 0),)
+    told.decide(
+        actions.Launch("job_a", 3, "train", Shape(depth=1, replicas=1, micro_batch=4), (0, 8),
+                       seats, begun, "launching")
+    )  # fmt: skip
+    told.report("vm-1", said(0, committed(spec, 4), generation=3))
+    (recovery,) = told.rows(tables.recoveries)
+    assert (recovery.at_step - recovery.resumed_from, recovery.resumed_from) == (lost, 3)
+
+
 def test_the_world_is_what_was_reported(told: Told) -> None:
     told.plan()
     (look,) = told.orders("vm-1")
