@@ -343,12 +343,13 @@ def test_what_a_look_does_not_find_is_not_there(told: Told) -> None:
     assert [c.complete for c in told.world().jobs[0].checkpoints] == [False]
 
 
-def test_a_folder_that_is_not_mounted_condemns_nothing(told: Told) -> None:
+@pytest.mark.parametrize("step", [0, 3], ids=["before the first step", "later"])
+def test_a_folder_that_is_not_mounted_condemns_nothing(told: Told, step: int) -> None:
     told.plan()
     told.launch()
     spec = told.spec("vm-1")
-    told.report("vm-1", said(0, part(0, spec, 3)))
-    told.report("vm-2", said(1, part(1, spec, 3)))
+    told.report("vm-1", said(0, part(0, spec, step)))
+    told.report("vm-2", said(1, part(1, spec, step)))
     told.end()
     told.plan(3)
     (look,) = [o for o in told.orders("vm-1") if o.body.kind == "look"]
