@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.integration.test_checkpoint import FOLDER, LAYERS, room_for, save, trained_states
 from tests.unit.trainer.test_checkpoints import after, part, written
-from trainer import export
+from trainer import export, tools
 from trainer.contract.remote import remote_at
 
 pytestmark = pytest.mark.integration
@@ -188,6 +188,24 @@ def test_what_is_in_a_store_is_exported_from_there(
     assert export.main([url, *out]) == 1
     assert f"{url}/{FOLDER}/{file.name} has another content" in said(capsys)
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_in_a_store_is_listed_and_verified_there(
+    emulated: str, job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"{emulated}/{tmp_path.name}/job_a"
+    for file in (job / FOLDER).iterdir():
+        remote_at(url).put(file, f"{FOLDER}/{file.name}")
+    for where in (url, url.removesuffix("/job_a"), f"{url}/{FOLDER}"):
+        assert tools.main(["checkpoint", "list", where]) == 0
+        told = capsys.readouterr().out
+        assert told.startswith(f"{url}\n") and "complete, newest to resume" in told
+        assert tools.main(["checkpoint", "verify", where]) == 0
+        assert "of 1 checkpoints: none damaged" in capsys.readouterr().out
+    (file,) = (job / FOLDER).glob("layer-005.*")
+    remote_at(url).put(damaged(file), f"{FOLDER}/{file.name}")
+    assert tools.main(["checkpoint", "verify", url]) == 1
+    assert f"{url}/{FOLDER}/{file.name} has another content" in capsys.readouterr().out
 
 
 def damaged(file: Path) -> Path:
