@@ -14,9 +14,10 @@ from controller.api import agents, bundles, errors, fleet, health, jobs, stream,
 from controller.api.auth import Door, Logins
 from controller.bell import Bell
 from controller.clock import Clock, SystemClock
+from controller.cloud.local import machine_boot_id
 from controller.dashboard import pages
 from controller.logs import Logs
-from controller.parts import Parts, machine_boot_id
+from controller.parts import Parts
 from controller.presence import Presence
 from controller.reconciler import Reconciler, say_started
 from controller.settings import Settings

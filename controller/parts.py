@@ -49,8 +49,3 @@ class Parts:
         """Let everybody who waits go; breaking requests are our own doing from now on."""
         self.closing = True
         self.bell.ring_all()
-
-
-def machine_boot_id() -> str:
-    """Equal on two processes = one machine."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

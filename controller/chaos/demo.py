@@ -24,8 +24,7 @@ from controller.chaos.trial import Trial
 from controller.chaos.watch import Watch
 from controller.cli.client import CliError, Controller
 from controller.cli.cluster import READY_SECONDS, WANTED
-from controller.cloud.local import kill_tree
-from controller.parts import machine_boot_id
+from controller.cloud.local import kill_tree, machine_boot_id
 
 _POLL_SECONDS = 0.05
 _LOOK_SECONDS = 1.0

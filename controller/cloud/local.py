@@ -49,6 +49,11 @@ class _Node:
         return self.agent.poll() is None
 
 
+def machine_boot_id() -> str:
+    """Equal on two processes = one machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 class LocalFleet:
     """A :class:`~controller.cloud.port.Cloud` of agents on this machine. A context manager: at its
     end every process that it started is gone.

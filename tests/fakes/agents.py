@@ -17,7 +17,7 @@ import httpx2
 
 from agent import wire
 from agent.reports import Outbox
-from controller.parts import machine_boot_id
+from controller.cloud.local import machine_boot_id
 from trainer.contract import progress
 from trainer.contract.costs import LayerCost, LayerCosts
 from trainer.contract.samples import expected_hash
