@@ -359,7 +359,7 @@ class Rules:
     flaps: int = 3
     """A node that was lost so often within ``flap_window`` is set aside."""
     flap_window: float = 300.0
-    verdict_patience: float = 3.0
+    verdict_patience: float = 10.0
     """Where each rank is by itself, a failure waits so long for the others to fail or pass."""
     failures_alone: int = 2
     """So is one that so many launches in a row failed on, and on no other."""

@@ -31,6 +31,10 @@ SECONDS = 90.0
 MODEL = {"layers": 4, "width": 32, "heads": 2, "context": 32}
 """Of builtin:gpt: small enough for eight trainers on two cores."""
 
+PROGRAMS = Path(__file__).parents[1] / "fakes" / "programs"
+LEISURELY = {"program": "leisurely.py", "workdir": str(PROGRAMS), "args": {}}
+"""For long runs: it leaves the machine to others."""
+
 
 def until(look: Callable[[], T | None], what: str, seconds: float = SECONDS) -> T:
     """Look until there is something; fail with ``what`` was waited for."""

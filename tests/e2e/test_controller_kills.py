@@ -10,7 +10,7 @@ import pytest
 from controller.api.schemas import JobView, LedgerView
 from controller.cli.client import CliError, job_path
 from controller.core.states import JobState
-from tests.e2e.scene import MODEL, Scene, until
+from tests.e2e.scene import LEISURELY, Scene, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(1500)]
 
@@ -20,8 +20,7 @@ KILLS = 20
 def submit_whatever_happens(scene: Scene, name: str) -> None:
     """Until it is known to be accepted, as the CLI's user would, under one key."""
     spec = {
-        "name": name, "program": "builtin:gpt", "args": MODEL, "nodes": "2..3", "batch_size": 16,
-        "steps": 150,
+        "name": name, "nodes": "2..3", "batch_size": 16, "steps": 40, **LEISURELY,
         "checkpoint": {"dir": str(scene.cluster.folder / "ckpt"), "every": "10 steps"},
     }  # fmt: skip
     while True:

@@ -1,10 +1,10 @@
-"""A node that comes and goes does not drag the whole job through restarts."""
+"""Neither a node that comes and goes nor one that is broken drags a job through restarts."""
 
 import time
 
 import pytest
 
-from tests.e2e.scene import Scene
+from tests.e2e.scene import LEISURELY, PROGRAMS, Scene
 
 pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(600)]
 
@@ -16,7 +16,7 @@ ALIVE, STOPPED, TIMES = 8.0, 8.0, 11
 def test_a_node_that_comes_and_goes_costs_three_restarts_at_most(scene: Scene, settle: str) -> None:
     """With ``settle`` 1 s the job would grow onto it whenever it is back."""
     scene.add("vm-1", "vm-2", "vm-3", "vm-4")
-    scene.submit(1_000_000, nodes="2..4", plan={"settle": settle})
+    scene.submit(1_000_000, nodes="2..4", plan={"settle": settle}, **LEISURELY)
     scene.wait_for_step(12)
     first, victim = scene.running(), scene.node_of_rank(1)
     step = first.committed
@@ -33,5 +33,19 @@ def test_a_node_that_comes_and_goes_costs_three_restarts_at_most(scene: Scene, s
     (node,) = [node for node in scene.nodes() if node.name == victim]
     assert node.quarantine is not None and f"{victim} was lost" in node.quarantine.because
     assert victim not in {seat.node for seat in scene.running().seats}
-    scene.wait_for_step(step + 20)
+    scene.wait_for_step(step + 5)
     assert scene.ledger().samples_committed_once
+
+
+def test_a_node_on_which_alone_the_program_fails_is_left_out(scene: Scene) -> None:
+    """It is found before the program's own budget of failures is used up."""
+    scene.add("vm-1", "vm-2", "vm-3")
+    scene.submit(
+        1_000_000, nodes="2..3", program="picky.py", workdir=str(PROGRAMS),
+        args={"not_on": "vm-2"},
+    )  # fmt: skip
+    scene.wait_for_step(10)
+    (node,) = [node for node in scene.nodes() if node.name == "vm-2"]
+    assert node.quarantine is not None
+    assert "in a row on vm-2 and on no other VM" in node.quarantine.because
+    assert "vm-2" not in {seat.node for seat in scene.running().seats}

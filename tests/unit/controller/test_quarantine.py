@@ -206,7 +206,7 @@ def test_who_fails_before_ranks_meet_is_not_waited_for_long() -> None:
     cluster = launching()
     importing(cluster)
     cluster.fail(1, ExitCode.PROGRAM_ERROR, "no such module")
-    cluster.pass_time(3)
+    cluster.pass_time(10)
     (end,) = ends(cluster)
     assert end.charged
 
