@@ -24,6 +24,7 @@ from trainer.contract.spec import ResumedFrom
 
 _ASIDE = ".deleted-"
 _SKIPPED_TOLD = 20
+_STEPS_TOLD = 2000
 
 
 def look(number: int, order: wire.Look) -> wire.Looked:
@@ -33,6 +34,7 @@ def look(number: int, order: wire.Look) -> wire.Looked:
         listing = _listing(order.root)
     except OSError as error:
         return wire.Looked.model_validate({**about, "error": f"cannot list it: {error.strerror}"})
+    tells = {part.folder: part.rank for part in listing.parts}  # they all say the same
     parts = [
         wire.PartFound(
             folder=part.folder,
@@ -42,6 +44,7 @@ def look(number: int, order: wire.Look) -> wire.Looked:
             layers=part.layers,
             layer_count=part.layer_count,
             num_bytes=part.num_bytes,
+            committed=part.committed[-_STEPS_TOLD:] if part.rank == tells[part.folder] else (),
             **_begun(part.resumed_from),
         )
         for part in listing.parts

@@ -28,6 +28,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from trainer.contract.checkpoints import Committed
 from trainer.contract.progress import Ballot, Line
 from trainer.contract.spec import Frozen, RunSpec
 
@@ -331,6 +332,8 @@ class PartFound(Frozen):
     resumed_from: int | None
     """The step that the writing generation resumed from."""
     resumed_from_generation: int | None = None
+    committed: tuple[Committed, ...] = ()
+    """The newest steps since the checkpoint before; one part of a folder tells them."""
 
 
 class MarkerFound(Frozen):

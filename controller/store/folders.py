@@ -8,7 +8,15 @@ from controller.core.states import GenerationState
 from controller.store import events
 from controller.store.nodes import GONE
 from controller.store.rows import changed, insert_new, put
-from controller.store.tables import checkpoints, generations, nodes, orders, parts
+from controller.store.tables import (
+    checkpoints,
+    found_steps,
+    generations,
+    nodes,
+    orders,
+    parts,
+    steps,
+)
 from trainer.contract import progress
 from trainer.contract.checkpoints import FolderName
 from trainer.contract.spec import ResumedFrom
@@ -33,11 +41,30 @@ def take_part(
             seconds=part.seconds, **values)  # fmt: skip
     else:
         insert_new(connection, parts, job=job, folder=part.folder, rank=rank, at=at, **values)
+        _take_steps(connection, job, part)
     insert_new(
         connection, checkpoints, job=job, folder=part.folder, step=part.step,
         generation=generation, resumed_from=begun.model_dump(mode="json") if begun else None,
     )  # fmt: skip
     _weigh(connection, job, part.folder, at)
+
+
+def _take_steps(connection: sa.Connection, job: str, part: wire.PartFound) -> None:
+    """What it says was committed and nobody has reported."""
+    if not part.committed:
+        return
+    told = sa.select(steps.c.step).where(
+        steps.c.job == job,
+        steps.c.generation == part.generation,
+        steps.c.step >= part.committed[0].step,
+    )
+    known = set(connection.execute(told).scalars())
+    for one in part.committed:
+        if one.step not in known:
+            insert_new(
+                connection, found_steps, job=job, generation=part.generation, step=one.step,
+                samples=one.samples, sample_ids_hash=one.sample_ids_hash,
+            )  # fmt: skip
 
 
 def _weigh(connection: sa.Connection, job: str, folder: str, at: float) -> None:

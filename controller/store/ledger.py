@@ -1,4 +1,5 @@
-"""The proof that a job's training is one training, worked out from what every step reported.
+"""The proof that a job's training is one training, worked out from what every step reported,
+or, where all who knew were killed, from what its checkpoint says of it.
 
 Each once: the lineage's steps follow on each other, and the samples that were consumed hash to what
 (seed, number of samples) give for that step. Replayed: a step that a later generation did again
@@ -14,7 +15,7 @@ import sqlalchemy as sa
 
 from controller.core.states import JobState
 from controller.store import history
-from controller.store.tables import steps
+from controller.store.tables import found_steps, steps
 from trainer.contract.samples import expected_hash, hash_of
 
 
@@ -75,15 +76,19 @@ def _range(
     connection: sa.Connection, job: Any, link: history.Link
 ) -> tuple[Range, tuple[int, str] | None]:
     """What the steps of ``link`` have consumed, and the first that is wrong."""
-    rows = connection.execute(
-        sa.select(steps.c.step, steps.c.samples, steps.c.sample_ids_hash)
-        .where(steps.c.job == job.id, steps.c.generation == link.generation)
-        .where(steps.c.step.between(link.first, link.last))
-    ).all()
-    total = hash_of(sum(int(row.sample_ids_hash, 16) for row in rows))
-    samples = sum(row.samples for row in rows)
+    rows = {
+        row.step: row
+        for table in (found_steps, steps)  # what was reported counts before what was found
+        for row in connection.execute(
+            sa.select(table.c.step, table.c.samples, table.c.sample_ids_hash)
+            .where(table.c.job == job.id, table.c.generation == link.generation)
+            .where(table.c.step.between(link.first, link.last))
+        )
+    }
+    total = hash_of(sum(int(row.sample_ids_hash, 16) for row in rows.values()))
+    samples = sum(row.samples for row in rows.values())
     found = Range(link.generation, link.first, link.last, samples, total)
-    return found, _wrong_step(job, link, {row.step: row for row in rows})
+    return found, _wrong_step(job, link, rows)
 
 
 def _wrong_step(job: Any, link: history.Link, found: dict[int, Any]) -> tuple[int, str] | None:

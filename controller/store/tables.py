@@ -211,6 +211,17 @@ evaluations = sa.Table(
 )
 
 # A folder may be found whose generation this store never knew, hence no foreign key to generations.
+# Steps that no report told of, as a part of a checkpoint does; every agent that knew was killed.
+found_steps = sa.Table(
+    "found_steps",
+    metadata,
+    sa.Column("job", Id, sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("generation", Number, primary_key=True),
+    sa.Column("step", Number, primary_key=True),
+    sa.Column("samples", Number, nullable=False),
+    sa.Column("sample_ids_hash", sa.String(8), nullable=False),
+)
+
 parts = sa.Table(
     "parts",
     metadata,

@@ -23,6 +23,7 @@ from controller.store.rows import StaleError
 from controller.store.snapshot import Sign, Snapshots
 from tests.fakes.agents import INSPECTED, committed, facts, part
 from trainer.contract import progress
+from trainer.contract.checkpoints import Committed
 from trainer.contract.spec import ResumedFrom, RunSpec, Shape
 
 pytestmark = pytest.mark.integration
@@ -488,6 +489,48 @@ def test_the_ledger_finds_what_is_wrong(told: Told) -> None:
     assert ledger().gap_at == 2 and "deadbeef" in ledger().gap
     alter("DELETE FROM steps WHERE step = 1")
     assert ledger().gap_at == 1
+
+
+def test_steps_whose_reports_died_with_their_agents_are_known_by_their_checkpoint(
+    told: Told,
+) -> None:
+    told.plan(1)
+    alone = Shape(depth=1, replicas=1, micro_batch=1)
+    seat = (actions.SeatAt("vm-1", LIFE, 0),)
+    told.decide(actions.Launch("job_a", 1, "first_weights", alone, (), seat, None, "weights"))
+    told.report("vm-1", said(0, INSPECTED, 1), said(0, part(0, told.spec("vm-1"), 0), 1))
+    told.end(1)
+    told.plan()
+    told.launch()
+    lines = [committed(told.spec("vm-1"), step) for step in range(1, 5)]
+    told.report("vm-1", said(0, lines[0]))
+    told.end()
+    told.plan(3)
+    (look,) = (order for order in told.orders("vm-1") if order.body.kind == "look")
+    of_steps = tuple(
+        Committed(step=line.step, first_position=8 * (line.step - 1), samples=line.samples,
+                  sample_ids_hash=line.sample_ids_hash)
+        for line in lines[:3]
+    )  # fmt: skip
+    found = wire.PartFound(
+        folder="step-000003.g2", step=3, generation=2, rank=0, layers=tuple(range(8)),
+        layer_count=8, num_bytes=800, resumed_from=0, resumed_from_generation=1,
+        committed=of_steps,
+    )  # fmt: skip
+    for _ in range(2):  # again is no error
+        told.report("vm-1", wire.Looked(number=look.number, job="job_a", generation=3,
+                                        parts=(found,)))  # fmt: skip
+    assert [row.step for row in told.rows(tables.found_steps)] == [2, 3]
+    begun = ResumedFrom(step=3, generation=2, folder=found.folder)
+    told.decide(actions.Launch("job_a", 3, "train", alone, (0, 8), seat, begun, "launching"))
+    told.report("vm-1", said(0, lines[3], generation=3))
+    (row,) = told.rows(tables.jobs)
+    with told.store.read() as connection:
+        proof = ledger_of(connection, row)
+    assert (proof.steps, proof.gap) == (4, "")
+    assert [(r.generation, r.first, r.last, r.samples) for r in proof.ranges] == [
+        (2, 1, 3, 24), (3, 4, 4, 8)
+    ]  # fmt: skip
 
 
 def test_steps_that_were_done_again_are_compared(told: Told) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from agent import folder, wire
 from tests.unit.trainer.test_checkpoints import after, part, written
-from trainer.contract.checkpoints import complete, scan, write_marker
+from trainer.contract.checkpoints import Committed, complete, scan, write_marker
 
 OLD = "step-000010.g2"
 ALL = ["step-000010.g2", "step-000020.g2", "step-000030.g3"]
@@ -97,3 +97,14 @@ def test_what_is_of_no_use_is_told_with_its_reason(job: tuple[str, Path]) -> Non
     (skipped,) = folder.look(7, look).skipped
     assert skipped.path == f"{ALL[1]}/layer-000.r0.safetensors"
     assert skipped.reason == "has 5 bytes instead of 7"
+
+
+def test_one_part_of_a_folder_tells_which_steps_it_holds(tmp_path: Path) -> None:
+    steps = tuple(
+        Committed(step=step, first_position=8 * step, samples=8, sample_ids_hash="0" * 8)
+        for step in (9, 10)
+    )
+    both = [part(rank=rank).model_copy(update={"committed": steps}) for rank in (0, 1)]
+    root = written(tmp_path / "job", *both)
+    looked = folder.look(7, wire.Look(job="job_a", generation=3, root=str(root)))
+    assert sorted(len(found.committed) for found in looked.parts) == [0, 2]
