@@ -423,6 +423,8 @@ def _order_of(body: wire.PassedOn) -> progress.Order:
             return progress.Stop()
         case wire.SaveNowOrder():
             return progress.SaveNow()
+        case wire.SaveEveryOrder():
+            return progress.SaveEvery(seconds=body.seconds)
         case wire.ForwardOrder():
             return progress.Forward(step=body.step, ballot=body.ballot)
         case wire.SaveLayers():

@@ -30,7 +30,7 @@ from pydantic import Field
 
 from trainer.contract.checkpoints import Committed
 from trainer.contract.progress import Ballot, Line
-from trainer.contract.spec import Frozen, RunSpec
+from trainer.contract.spec import FINITE_POSITIVE, Frozen, RunSpec
 
 WIRE_VERSION = 1
 NODE_NAME = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
@@ -190,6 +190,15 @@ class SaveNowOrder(Frozen):
     generation: int
 
 
+class SaveEveryOrder(Frozen):
+    """Pass :class:`trainer.contract.progress.SaveEvery` to the trainers of this generation."""
+
+    kind: Literal["save_every"] = "save_every"
+    job: str
+    generation: int
+    seconds: FINITE_POSITIVE
+
+
 class ForwardOrder(Frozen):
     """Pass :class:`trainer.contract.progress.Forward` to one trainer."""
 
@@ -264,7 +273,7 @@ class MarkDone(Frozen):
     folder: str
 
 
-PassedOn = HaltOrder | DrainOrder | SaveNowOrder | ForwardOrder | SaveLayers
+PassedOn = HaltOrder | DrainOrder | SaveNowOrder | SaveEveryOrder | ForwardOrder | SaveLayers
 Passed = PassedOn | DumpOrder
 """What is passed on to trainers that run here; an error when there is none (any more)."""
 

@@ -35,6 +35,7 @@ from trainer.contract.progress import (
     Phase,
     PhaseBegun,
     Save,
+    SaveEvery,
     SaveNow,
     Stay,
     Stop,
@@ -89,6 +90,8 @@ class Control:
         """All ranks shall stop after a step: to be said in the next vote."""
         self.is_to_save = threading.Event()
         """All ranks shall save after a step; who says so in a vote clears it."""
+        self.save_every: float | None = None
+        """Seconds between saves, when that was told anew."""
         self._connection = connection
         self._connection.setblocking(False)
         self._leave = leave
@@ -236,6 +239,8 @@ class Control:
                     self.is_to_stop.set()
                 case SaveNow():
                     self.is_to_save.set()
+                case SaveEvery() as every:
+                    self.save_every = every.seconds
                 case Stay() | Forward() | Save() as order:
                     self._orders.put(order)
 

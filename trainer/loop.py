@@ -95,6 +95,7 @@ class Loop:
         return self._replicas.vote(totals, self._wishes(step))
 
     def _wishes(self, step: int) -> Wishes:
+        self._saves.every_seconds = self._control.save_every or self._saves.every_seconds
         is_due = self._saves.is_due(step)
         if self._control.is_to_save.is_set():
             self._control.is_to_save.clear()

@@ -33,6 +33,8 @@ class Saves:
     ) -> None:
         replica = Seat.of(spec.rank, spec.shape).replica
         self._share = [i for i in stage.layers if i % spec.shape.replicas == replica]
+        self.every_seconds = spec.saving.every_seconds
+        """May be told anew while it trains."""
         self._spec = spec
         self._data = data
         self._stage = stage
@@ -55,9 +57,9 @@ class Saves:
         saving = self._spec.saving
         is_nth = saving.every_steps is not None and step % saving.every_steps == 0
         is_late = (
-            saving.every_seconds is not None
+            self.every_seconds is not None
             and self._spec.rank == 0
-            and time.monotonic() - self._began_at >= saving.every_seconds
+            and time.monotonic() - self._began_at >= self.every_seconds
         )
         return is_nth or is_late or self._is_put_off
 

@@ -141,6 +141,8 @@ class JobView(View):
     """Median of the newest steps of the running generation."""
     last_checkpoint_step: int | None
     """The newest complete one of the lineage."""
+    saving: str | None = None
+    """How often it saves and why so, where ``checkpoint.every`` is auto."""
     recoveries: int
     gap_seconds: float
     """Sum over its recoveries."""

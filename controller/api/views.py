@@ -87,6 +87,7 @@ def _job_view(connection: sa.Connection, row: Any, ready: int, sums: Any) -> sch
         examples_per_second=spec.batch_size / seconds if seconds else None,
         step_time_seconds=seconds or None,
         last_checkpoint_step=_last_checkpoint(connection, row.id),
+        saving=last.save_because if last is not None else None,
         recoveries=sums.recoveries if sums else 0,
         gap_seconds=sums.gap if sums else 0.0,
         lost_steps=sums.lost if sums else 0,

@@ -75,6 +75,8 @@ def picture(controller: Controller, job: JobView) -> RenderableType:
     head = Text.assemble(
         (job.name, "bold"), "  ", output.state(job.state, words.JOB_GLYPH[job.state]), f"  {job.id}"
     )
+    if job.saving and not job.state.is_over:
+        head.append(f"\n{job.saving}")
     parts: list[RenderableType] = [
         head,
         Text(output.clean(job.message)),
@@ -97,6 +99,7 @@ def show_plan(spec: JobSpec, bundle: Bundle | None, ready: int | None) -> None:
     """What will run, on standard error; ``ready`` nodes are connected (None: not asked)."""
     every, most = spec.checkpoint.every, spec.nodes.max
     often = words.count(every.steps, "step") if every.steps else words.age(every.seconds or 0)
+    when = "as often as pays" if every.auto else f"every {often}"
     bounds = f"{spec.nodes.min} to {most}" if most else f"{spec.nodes.min} or more"
     size = f"{words.count(spec.steps, 'step')} of {words.count(spec.batch_size, 'example')}"
     rows = {
@@ -104,7 +107,7 @@ def show_plan(spec: JobSpec, bundle: Bundle | None, ready: int | None) -> None:
         "Program": spec.program + (f" ({bundle})" if bundle else ""),
         "Nodes": bounds if ready is None else f"{bounds} ({ready} connected)",
         "Training": size,
-        "Checkpoint": f"every {often} in {spec.checkpoint.dir or 'the controller data folder'}",
+        "Checkpoint": f"{when} in {spec.checkpoint.dir or 'the controller data folder'}",
     }
     for name, what in rows.items():
         output.note(f"{name:<12}{what}")

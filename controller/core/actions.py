@@ -81,6 +81,9 @@ class Launch:
     """Per stage, the most micro-batches in flight; None: what the schedule takes."""
     plan_because: str = ""
     """The planner's sentence: what a step is thought to take, and the runner-up."""
+    save_every: float | None = None
+    """Seconds between saves; None: as the spec says."""
+    save_because: str = ""
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,16 @@ class MoveGeneration:
 
 
 @dataclass(frozen=True)
+class SaveEvery:
+    """The running generation is to save every so many seconds from now on."""
+
+    job: str
+    number: int
+    seconds: float
+    because: str
+
+
+@dataclass(frozen=True)
 class MoveJob:
     """The job's state, reason and one-sentence message.
 
@@ -228,6 +241,7 @@ Action = (
     | Salvage
     | EndGeneration
     | MoveGeneration
+    | SaveEvery
     | MoveJob
     | Condemn
     | DeleteCheckpoints

@@ -13,6 +13,7 @@ class EventType(StrEnum):
     PAUSE_ASKED = "pause_asked"
     RESUME_ASKED = "resume_asked"
     SAVE_ASKED = "save_asked"
+    SAVE_PERIOD_MOVED = "save_period_moved"
     PROGRAM_INSPECTED = "program_inspected"
     NODE_JOINED = "node_joined"
     NODE_NOTICED = "node_noticed"
@@ -52,4 +53,8 @@ class EventType(StrEnum):
     @property
     def is_routine(self) -> bool:
         """It comes again and again in a healthy job; where room is short it is left out."""
-        return self in (EventType.CHECKPOINT_COMPLETE, EventType.CHECKPOINTS_DELETED)
+        return self in (
+            EventType.CHECKPOINT_COMPLETE,
+            EventType.CHECKPOINTS_DELETED,
+            EventType.SAVE_PERIOD_MOVED,
+        )

@@ -61,10 +61,12 @@ class NodeRange(Strict):
 
 
 class Every(Strict):
-    """``50 steps``, or a duration as ``5m``: exactly one of the two."""
+    """``50 steps``, a duration as ``5m``, or ``auto``: exactly one of the three."""
 
     steps: Whole | None = Field(default=None, ge=1)
     seconds: FINITE_POSITIVE | None = None
+    auto: bool = False
+    """From what a save costs and how often nodes are lost."""
 
     @model_validator(mode="before")
     @classmethod
@@ -73,12 +75,14 @@ class Every(Strict):
             return given
         if found := re.fullmatch(r"\s*(\d+)\s*steps?\s*", given):
             return {"steps": int(found[1])}
+        if given.strip() == "auto":
+            return {"auto": True}
         return {"seconds": parse_duration(given)}
 
     @model_validator(mode="after")
     def _one(self) -> "Every":
-        if (self.steps is None) == (self.seconds is None):
-            raise ValueError("give either steps or seconds, as `50 steps` or `5m`")
+        if (self.steps is not None) + (self.seconds is not None) + self.auto != 1:
+            raise ValueError("give one of steps and seconds, as `50 steps` or `5m`, or auto")
         return self
 
 
@@ -88,7 +92,7 @@ class Checkpointing(Strict):
     """
 
     dir: str | None = Field(default=None, min_length=1)
-    every: Every = Every(seconds=60.0)
+    every: Every = Every(auto=True)
     keep: Whole = Field(default=3, ge=1)
 
 

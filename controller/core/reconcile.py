@@ -28,6 +28,7 @@ from controller.core.actions import (
     MoveGeneration,
     QuarantineNode,
     ReleaseNode,
+    SaveEvery,
 )
 from controller.core.assign import by_turn, choice_for, micro_batch_of, seats
 from controller.core.budget import strain
@@ -37,6 +38,7 @@ from controller.core.faults import Fault, fault_of
 from controller.core.hangs import Hang, hang_of
 from controller.core.look import Look
 from controller.core.paths import are_told, worst
+from controller.core.period import has_moved, period_of
 from controller.core.quarantine import set_aside, turned
 from controller.core.standstill import (
     drain,
@@ -188,6 +190,7 @@ def _launch(
     look.working |= used
     look.pool.take(job, (node for node in nodes if (node.name, node.incarnation) in used))
     because = launch_sentence(job, choice.shape, found, nodes, len(used), look.pool)
+    every = period_of(job, look.now)
     launch = Launch(
         job=job.id,
         number=planned.number,
@@ -199,6 +202,8 @@ def _launch(
         resumed_from=ResumedFrom(step=found.step, generation=found.generation, folder=found.folder),
         because=because,
         plan_because=choice.because,
+        save_every=every.seconds if every else None,
+        save_because=every.because if every else "",
     )
     return launch, *say(job, job.state, job.reason, because)
 
@@ -298,7 +303,17 @@ def _go_on(look: Look, job: Job) -> Actions:
     if generation.state is GenerationState.LAUNCHING:
         because = f"Step {generation.committed:,} is done on {times(generation.shape)}."
         moved = (MoveGeneration(job.id, generation.number, GenerationState.RUNNING, because),)
-    return *moved, *said, *_tidy(look, job, generation)
+    return *moved, *said, *_pace(look, job, generation), *_tidy(look, job, generation)
+
+
+def _pace(look: Look, job: Job, generation: Generation) -> Actions:
+    """Tell how often to save, when that has moved; all the while the vote agrees on the step."""
+    every = period_of(job, look.now)
+    if every is None or job.save_cost is None or generation.state is not GenerationState.RUNNING:
+        return ()
+    if not has_moved(generation.save_every, every.seconds):
+        return ()
+    return (SaveEvery(job.id, generation.number, every.seconds, every.because),)
 
 
 def _on_setup(job: Job, generation: Generation) -> Actions:

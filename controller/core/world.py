@@ -162,6 +162,8 @@ class Generation:
     """How long its steps take lately (a median); 0: unknown."""
     ending: Ending | None = None
     """Set while it is draining or halted."""
+    save_every: float | None = None
+    """Seconds between saves that it was last told, where the controller finds them out."""
     dumped_at: float = 0.0
     """When its ranks were last ordered to dump their stacks; 0: never."""
     paths: tuple[tuple[str, tuple[str, ...] | None], ...] = ()
@@ -246,6 +248,16 @@ class EndedGeneration:
 
 
 @dataclass(frozen=True)
+class SaveCost:
+    """What a rank's share of a periodic save takes (medians)."""
+
+    stall_seconds: float
+    """Training stands still."""
+    write_seconds: float
+    """A thread writes beside it."""
+
+
+@dataclass(frozen=True)
 class Job:
     """One job that is not over, with all that is known of it."""
 
@@ -269,6 +281,10 @@ class Job:
     pause_wanted: bool = False
     save_rate: float = 0.0
     """Bytes a second that one rank has lately written to checkpoints (a median); 0: unknown."""
+    save_cost: SaveCost | None = None
+    """Of its newest periodic saves; None: there was none."""
+    trained_since: float = 0.0
+    """When its first step was committed; 0: not yet."""
 
     @property
     def last_number(self) -> int:

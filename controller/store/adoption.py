@@ -83,7 +83,8 @@ def _take_over(connection: sa.Connection, job: Any, spec: RunSpec, at: float) ->
             state=GenerationState.LAUNCHING.value, shape=spec.shape.model_dump(mode="json"),
             cuts=list(spec.cuts),
             resumed_from=begun.model_dump(mode="json") if begun else None,
-            because=because, created_at=at, launched_at=at, committed=0, charged=False,
+            save_every=spec.saving.every_seconds, because=because, created_at=at, launched_at=at,
+            committed=0, charged=False,
         )
     )  # fmt: skip
     # Who paused it has resumed it since, or it would not run.

@@ -28,7 +28,8 @@ NodeKey = tuple[str, str]
 """(name, incarnation)."""
 
 WITH_THE_GENERATION = (
-    "start", "look", "connect", "halt", "dump", "drain", "save_now", "forward", "save_layers",
+    "start", "look", "connect", "halt", "dump", "drain", "save_now", "save_every",
+    "forward", "save_layers",
 )  # fmt: skip
 """Orders that are withdrawn when their generation ends."""
 
@@ -103,6 +104,8 @@ class Recorder:
                     self._salvage(action)
                 case actions.EndGeneration():
                     self._end(action, loss_at)
+                case actions.SaveEvery():
+                    self._save_every(action)
                 case actions.MoveJob():
                     self._move_job(action)
                 case actions.Condemn():
@@ -201,6 +204,8 @@ class Recorder:
                 resumed_from=begun.model_dump(mode="json") if begun else None,
                 because=action.because,
                 launched_at=self.at,
+                save_every=action.save_every,
+                save_because=action.save_because or None,
             ),
             f"generation {action.number} of {action.job}",
         )
@@ -245,6 +250,30 @@ class Recorder:
             order = wire.DumpOrder(job=action.job, generation=action.number)
             self._order(node, incarnation, order)
         self._event(EventType.STACKS_DUMPED, action.because, action.job, action.number)
+
+    def _save_every(self, action: actions.SaveEvery) -> None:
+        """Rank 0's clock asks for a save, and the vote has all do it after the same step."""
+        running = generations.c.state == GenerationState.RUNNING.value
+        guarded(
+            self.connection,
+            generations.update()
+            .where(generations.c.job == action.job, generations.c.number == action.number, running)
+            .values(save_every=action.seconds, save_because=action.because),
+            f"generation {action.number} of {action.job}",
+        )
+        clock = self.connection.execute(
+            sa.select(seats).where(
+                seats.c.job == action.job, seats.c.generation == action.number, seats.c.rank == 0
+            )
+        ).one_or_none()
+        if clock is None:
+            raise StaleError("rank 0 sits nowhere")
+        every = wire.SaveEveryOrder(
+            job=action.job, generation=action.number, seconds=action.seconds
+        )
+        self._order(clock.node, clock.incarnation, every)
+        self._event(EventType.SAVE_PERIOD_MOVED, action.because, action.job, action.number,
+                    seconds=action.seconds)  # fmt: skip
 
     def _stand_still(self, action: actions.StandStill, loss_at: float | None) -> None:
         guarded(

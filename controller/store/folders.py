@@ -38,7 +38,7 @@ def take_part(
               "num_bytes": part.num_bytes}  # fmt: skip
     if isinstance(part, progress.PartWritten):
         put(connection, parts, job=job, folder=part.folder, rank=rank, at=at,
-            seconds=part.seconds, **values)  # fmt: skip
+            seconds=part.seconds, stall_seconds=part.stall_seconds, **values)  # fmt: skip
     else:
         insert_new(connection, parts, job=job, folder=part.folder, rank=rank, at=at, **values)
         _take_steps(connection, job, part)

@@ -41,7 +41,11 @@ def run_specs(launch: Launch, spec: JobSpec, root: str, places: Sequence[Place])
             store=store if launch.shape.world > 1 else None,
             data_host=place.facts.data_host,
             device=_device(place, seat.device),
-            saving=Saving(root=root, every_steps=every.steps, every_seconds=every.seconds),
+            saving=Saving(
+                root=root,
+                every_steps=every.steps,
+                every_seconds=launch.save_every if every.auto else every.seconds,
+            ),
             load_from=f"{root}/{begun.folder}" if begun else None,
             resumed_from=begun,
             init_from=spec.init_from if launch.kind == "first_weights" else None,

@@ -26,6 +26,7 @@ from controller.core.world import (
     Job,
     Node,
     Notice,
+    SaveCost,
     Seat,
     World,
 )
@@ -73,7 +74,7 @@ class Snapshots:
         current = _current(connection, ids)
         standing = {job: g.number for job, g in current.items() if g.ending}
         saved = _checkpoints(connection, ids, standing)
-        rates = _save_rates(connection, current)
+        saves = _saves(connection, current)
         last_loss = connection.execute(sa.select(sa.func.max(nodes.c.gone_at))).scalar()
         live = _nodes(connection, signs)
         return World(
@@ -84,7 +85,7 @@ class Snapshots:
                     current.get(row.id),
                     self._past.get(row.id, {}),
                     saved[row.id],
-                    rates.get(row.id, 0.0),
+                    saves.get(row.id, (0.0, None)),
                 )
                 for row in rows
             ),
@@ -151,7 +152,7 @@ def _job(
     current: Generation | None,
     past: Mapping[int, EndedGeneration],
     saved: Sequence[Checkpoint],
-    save_rate: float,
+    saves: tuple[float, SaveCost | None],
 ) -> Job:
     return Job(
         id=row.id,
@@ -168,7 +169,9 @@ def _job(
         past=tuple(past[number] for number in sorted(past)),
         checkpoints=tuple(saved),
         waiting_since=row.waiting_since or 0.0,
-        save_rate=save_rate,
+        save_rate=saves[0],
+        save_cost=saves[1],
+        trained_since=row.started_at or 0.0,
     )
 
 
@@ -204,6 +207,7 @@ def _generation(connection: sa.Connection, row: Any) -> Generation:
             history.step_seconds(connection, row.job, row.number) if row.committed else 0.0
         ),
         ending=_ending(row) if row.still_at else None,
+        save_every=row.save_every,
         dumped_at=_dumped_at(connection, row) if row.launched_at else 0.0,
         paths=tuple(
             (node, None if unreached is None else tuple(unreached))
@@ -287,21 +291,34 @@ def _ended(row: Any, seated: Sequence[Any]) -> EndedGeneration:
     )
 
 
-def _save_rates(connection: sa.Connection, current: Mapping[str, Generation]) -> dict[str, float]:
-    """Job -> bytes a second: the median of its newest parts."""
-    rates = {}
+def _saves(
+    connection: sa.Connection, current: Mapping[str, Generation]
+) -> dict[str, tuple[float, SaveCost | None]]:
+    """Job -> bytes a second, and what a periodic save costs: medians of its newest parts."""
+    found = {}
     for job, generation in current.items():
         if not generation.is_launched:
             continue
         recent = connection.execute(
-            sa.select(parts.c.num_bytes, parts.c.seconds)
+            sa.select(parts.c.num_bytes, parts.c.seconds, parts.c.stall_seconds)
             .where(parts.c.job == job, parts.c.seconds > 0, parts.c.num_bytes > 0)
             .order_by(parts.c.at.desc())
             .limit(_RECENT_PARTS)
         ).all()
         if recent:
-            rates[job] = float(median(row.num_bytes / row.seconds for row in recent))
-    return rates
+            rate = float(median(row.num_bytes / row.seconds for row in recent))
+            found[job] = rate, _cost(recent)
+    return found
+
+
+def _cost(recent: Sequence[Any]) -> SaveCost | None:
+    """Of those that were written beside the training: the others stood still for all of it."""
+    beside = [p for p in recent if p.stall_seconds is not None and p.stall_seconds < p.seconds]
+    if not beside:
+        return None
+    stall = median(part.stall_seconds for part in beside)
+    write = median(part.seconds for part in beside)
+    return SaveCost(float(stall), float(write))
 
 
 def _checkpoints(

@@ -29,6 +29,7 @@ from trainer.contract.progress import (
     Halted,
     PartWritten,
     Save,
+    SaveEvery,
     SaveFailed,
     SaveNow,
     Stop,
@@ -271,3 +272,15 @@ def test_a_save_on_order_is_made_by_all_at_one_step_while_they_train_on(
     beset.leave(generation)
     for step in set(steps):  # the order may reach one rank a step later than the others
         assert hashes(beset.root, step) == undisturbed.after(step, "2x2")
+
+
+def test_a_period_that_is_told_anew_counts_at_once_and_on_all_ranks(beset: Job) -> None:
+    never = Saving(root=str(beset.root), every_seconds=10_000)
+    generation = beset.start("2x2", saving=never)
+    beset.trainers.wait(generation, lambda g: all(rank.steps for rank in g.ranks))
+    assert not any(rank.all(PartWritten) for rank in generation.ranks)
+    generation.ranks[0].trainer.send(SaveEvery(seconds=0.01))
+    beset.trainers.wait(generation, lambda g: all(len(r.all(PartWritten)) > 1 for r in g.ranks))
+    beset.leave(generation)
+    saved = [{part.step for part in rank.all(PartWritten)} for rank in generation.ranks]
+    assert len(set.intersection(*saved)) > 1

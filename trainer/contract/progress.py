@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from trainer.contract.costs import LayerCosts
-from trainer.contract.spec import Frozen
+from trainer.contract.spec import FINITE_POSITIVE, Frozen
 
 
 class Phase(StrEnum):
@@ -273,6 +273,15 @@ class SaveNow(Frozen):
     kind: Literal["save_now"] = "save_now"
 
 
+class SaveEvery(Frozen):
+    """From now on a save is due so many seconds after the one before; the one whose clock asks for
+    all, rank 0, heeds it.
+    """
+
+    kind: Literal["save_every"] = "save_every"
+    seconds: FINITE_POSITIVE
+
+
 class Forward(Frozen):
     """To a trainer that stands still, prepared for ``step`` and without its vote: here it is."""
 
@@ -292,6 +301,7 @@ class Save(Frozen):
 
 
 Order = Annotated[
-    Halt | Leave | Stay | Stop | SaveNow | Forward | Save, Field(discriminator="kind")
+    Halt | Leave | Stay | Stop | SaveNow | SaveEvery | Forward | Save,
+    Field(discriminator="kind"),
 ]
 ORDER: TypeAdapter[Order] = TypeAdapter(Order)

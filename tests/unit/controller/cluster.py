@@ -21,6 +21,7 @@ from controller.core.actions import (
     ReleaseNode,
     RollForward,
     Salvage,
+    SaveEvery,
     StandStill,
 )
 from controller.core.failing import words_of
@@ -187,6 +188,10 @@ class Cluster:
             case DumpStacks(job_id, number):
                 assert self.generation(job_id).number == number
                 self._change(job_id, dumped_at=self.now)
+            case SaveEvery(job_id, number, every):
+                assert self.generation(job_id).number == number
+                assert self.generation(job_id).state is GenerationState.RUNNING
+                self._change(job_id, save_every=every)
             case StandStill(job_id, number, stand, reason, charged, because, blamed):
                 current = self.generation(job_id)
                 assert current.number == number
@@ -244,6 +249,7 @@ class Cluster:
             resumed_from=action.resumed_from,
             launched_at=self.now,
             because=action.because,
+            save_every=action.save_every,
             seats=tuple(
                 Seat(rank, s.node, s.incarnation, s.device) for rank, s in enumerate(action.seats)
             ),
