@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from controller.api import agents, bundles, errors, fleet, health, jobs, stream, submit
+from controller.api import agents, bundles, errors, fleet, health, jobs, metrics, stream, submit
 from controller.api.auth import Door, Logins
 from controller.bell import Bell
 from controller.clock import Clock, SystemClock
@@ -34,6 +34,7 @@ _ROUTERS = (
     bundles.router,
     stream.router,
     health.router,
+    metrics.router,
 )
 
 

@@ -35,6 +35,8 @@ class Parts:
     """The end has begun: parked requests and streams are to end now."""
     looked_at: float = 0.0
     """When the reconciler last looked at the world."""
+    dropped_reports: int = 0
+    """Since the start: they were of ended generations, or of seats that others hold."""
 
     @property
     def bundles(self) -> Path:

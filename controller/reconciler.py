@@ -8,7 +8,8 @@ It holds nothing between two looks but times: a controller that starts again onl
 
 import asyncio
 import contextlib
-from concurrent.futures import ThreadPoolExecutor
+import math
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import sqlalchemy as sa
 import structlog
@@ -20,7 +21,7 @@ from controller.core.reconcile import reconcile
 from controller.core.states import GenerationState, JobState
 from controller.core.world import Generation, Job, Node, World
 from controller.parts import Parts
-from controller.store import events, nodes
+from controller.store import events, nodes, pruning
 from controller.store.decisions import Fence, Here, Recorder
 from controller.store.engine import Urgency
 from controller.store.rows import StaleError
@@ -32,6 +33,7 @@ NodeKey = tuple[str, str]
 _LOOKS = 20
 """A tick that is not quiet after so many looks leaves the rest to the next one."""
 _FLUSH_SECONDS = 1.0
+_PRUNE_SECONDS, _PRUNE_AGAIN_SECONDS = 60.0, 0.5
 _HASTE_SECONDS = 0.05
 """Between two looks while a job starts or recovers: a decision may wait for time alone to pass."""
 
@@ -50,6 +52,7 @@ class Reconciler:
         self._grace_until = now + self._rules.lost_after
         self._looked_at = now
         self._flushed_at = now
+        self._prune_at = now + _PRUNE_SECONDS
         self._in_haste = False
 
     async def run(self) -> None:
@@ -65,6 +68,7 @@ class Reconciler:
     async def tick(self) -> None:
         """Look and record until a look is quiet. A failure is logged; the next tick tries again."""
         self._flush(self._parts.clock.now())
+        self._prune(self._parts.clock.now())
         try:
             for _ in range(_LOOKS):
                 # Of one moment: should we stand still in the middle, nobody has been silent.
@@ -131,6 +135,21 @@ class Reconciler:
             self._parts.bell.ring_each(recorder.told | recorder.lost)
         if recorded:
             self._parts.bell.ring(FEED)
+
+    def _prune(self, now: float) -> None:
+        """A little of what is old; soon again while there is more."""
+        if now < self._prune_at:
+            return
+        self._prune_at = math.inf
+        before = now - 86400 * self._parts.settings.keep_days
+
+        def gone(pruned: Future[int]) -> None:
+            more = pruned.exception() is None and pruned.result() > 0
+            pause = _PRUNE_AGAIN_SECONDS if more else _PRUNE_SECONDS
+            self._prune_at = self._parts.clock.now() + pause
+
+        work = self._parts.store.write(lambda c: pruning.prune(c, before), Urgency.BEAT)
+        work.add_done_callback(gone)
 
     def _flush(self, now: float) -> None:
         if now - self._flushed_at >= _FLUSH_SECONDS:

@@ -59,6 +59,10 @@ class Settings(BaseSettings):
     max_offline: float = Field(default=3600.0, gt=0)
     tick: float = Field(default=0.25, gt=0)
 
+    keep_days: float = Field(default=30.0, gt=0)
+    """Events, closed orders, parts of deleted checkpoints and gone nodes are forgotten after that;
+    steps and launches never are.
+    """
     log_cap_bytes: int = Field(default=64 << 20, ge=1 << 16)
     """Per rank and generation; past it only the tail is kept."""
     bundle_cap_bytes: int = Field(default=100 << 20, ge=1)

@@ -147,6 +147,7 @@ async def report(here: Here, node: NodeName, said: wire.Reports) -> wire.Reports
         raise _unknown(key) from None
     here.presence.reported(key, taken.reported)
     if taken.dropped:
+        here.dropped_reports += taken.dropped
         log.info("reports_dropped", node=node, reports=taken.dropped)
     here.bell.ring(FEED)
     if taken.decisive:
