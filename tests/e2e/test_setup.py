@@ -54,8 +54,8 @@ def test_vms_are_set_up_before_the_program_is_imported_and_a_second_job_begins_w
         "setup": ["seq 1 64 > data.txt", f"until [ -e {go} ]; do sleep 0.05; done; echo ready"],
     }  # fmt: skip
     first = scene.submit(5, nodes="2", name="first", **own)
-    told = "Running `setup` (2 lines) on vm-1."
-    until(lambda: scene.job().message == told or None, "the word that a VM is set up")
+    told = "Running `setup` (2 lines) on vm-"
+    until(lambda: told in scene.job().message or None, "the word that a VM is set up")
     go.touch()
     scene.wait_for(JobState.SUCCEEDED)
     losses = scene.losses()

@@ -40,7 +40,8 @@ def layers(args: dict[str, Any]) -> list[nn.Module]:
     """The embeddings, the blocks, and the head."""
     settings = _settings(args)
     config = read_config(Path(settings["config"]))
-    context, most = settings["context"], config.max_position_embeddings
+    context = settings["context"]
+    most = getattr(config, "max_position_embeddings", context)
     if context > most:
         raise ValueError(f"context {context} is more than the model's {most}")
     plan = Plan.of(config)
