@@ -145,11 +145,17 @@ def test_the_schedule_changes_no_bit(tied_with_dropout: Job, schedule: str) -> N
     assert job.curve(3, 1, training=training) == job.curve(1, 1)
 
 
+def test_the_least_in_flight_changes_no_bit(tied_with_dropout: Job) -> None:
+    job = tied_with_dropout
+    assert job.curve(4, 1, in_flight=(1, 1, 1, 1)) == job.curve(1, 1)
+
+
 @pytest.mark.parametrize(
     ("batch_size", "m", "replicas"),
-    [(4, 4, 1), (6, 3, 1), (22, 4, 1), (22, 4, 3), (5, 1, 2)],
-    ids=["one micro-batch", "fewer than stages", "short last", "short last of 3", "uneven"],
-)
+    [(4, 4, 1), (3, 8, 1), (6, 3, 1), (22, 4, 1), (22, 4, 3), (5, 1, 2)],
+    ids=["one micro-batch", "less than one", "fewer than stages", "short last", "short last of 3",
+         "uneven"],
+)  # fmt: skip
 def test_any_batch_is_dealt_whole(
     trainers: Trainers, tmp_path: Path, batch_size: int, m: int, replicas: int
 ) -> None:
