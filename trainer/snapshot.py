@@ -44,9 +44,10 @@ class Snapshot:
 
     def _copied(self, index: int, state: LayerState) -> LayerState:
         tensors = list(_tensors_of(state))
-        if not _are_alike(tensors, self._places.get(index, [])):
-            self._places[index] = _places_for(tensors)
-        copies = iter([p.copy_(t) for p, t in zip(self._places[index], tensors, strict=True)])
+        places = self._places.get(index, [])  # a layer may have no tensor at all
+        if not _are_alike(tensors, places):
+            places = self._places[index] = _places_for(tensors)
+        copies = iter([p.copy_(t) for p, t in zip(places, tensors, strict=True)])
         return LayerState(
             parameters={name: next(copies) for name in state.parameters},
             buffers={name: next(copies) for name in state.buffers},

@@ -146,6 +146,12 @@ def test_a_snapshot_stays_as_it_was_taken_in_memory_that_is_used_again() -> None
     assert grown.optimizer["layers.0.w"].keys() == {"step", "scalar", "more"}
 
 
+def test_a_layer_without_any_tensor_is_copied_like_the_others() -> None:
+    empty = LayerState(parameters={}, buffers={})
+    for _ in range(2):
+        assert Snapshot().take({0: small_state(), 1: empty})[1] == empty
+
+
 class HeldUp(dict[int, LayerState]):
     """States whose copying begins when the gate opens."""
 
