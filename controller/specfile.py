@@ -334,7 +334,7 @@ def _demand(error: ErrorDetails) -> str:
         case "string_type":
             return "must be text"
         case "string_pattern_mismatch" if error["loc"][-1] == "name":
-            return "must be 1 to 40 of a-z, 0-9 and -"
+            return "must be 1 to 40 of a-z, 0-9 and -, the first no -"
         case "model_type" | "model_attributes_type" | "dict_type":
             return "must be a map of fields"
         case "value_error":

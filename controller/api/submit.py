@@ -2,8 +2,12 @@
 
 import asyncio
 import hashlib
+import posixpath
 import re
+import tarfile
+import zlib
 from dataclasses import dataclass
+from pathlib import Path as FilePath
 from typing import Annotated, Any
 
 import sqlalchemy as sa
@@ -18,7 +22,7 @@ from controller.specfile import BadSpecError, SpecError, read_object, read_yaml
 from controller.store import folders, jobs
 from controller.store.launching import job_root
 from controller.store.tables import bundles
-from trainer.contract.builtins import layer_count, path_of
+from trainer.contract.builtins import BUILTINS, layer_count, path_of, wrong_args
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], route_class=StrictRoute)
 _REACHED = re.compile(r"/|file:///.|(abfs|abfss|az|s3|gs|gcs)://[^/]+")
@@ -94,11 +98,13 @@ def check_spec(spec: JobSpec) -> list[SpecError]:
             message = "A program file needs a `bundle` (or an absolute `workdir` on every VM)"
             return [SpecError("/program", None, message, "`varuna submit` packs and uploads it.")]
         return []
-    try:
-        layers = layer_count(spec.program.removeprefix("builtin:"), spec.args)
-    except ValueError as wrong:
-        place = "/args/layers" if "args" in str(wrong) else "/program"
-        return [SpecError(place, None, str(wrong)[0].upper() + str(wrong)[1:])]
+    name = spec.program.removeprefix("builtin:")
+    if name not in BUILTINS:
+        message = f"There is no builtin:{name}; there are: {', '.join(BUILTINS)}"
+        return [SpecError("/program", None, message)]
+    if wrong := list(wrong_args(name, spec.args)):
+        return [SpecError(f"/args/{arg}", None, sentence) for arg, sentence in wrong]
+    layers = layer_count(name, spec.args)
     depth = spec.plan.depth
     if depth != "auto" and depth.min > layers:
         message = f"`plan.depth` {depth.min} is more than the program's {layers} layers"
@@ -118,6 +124,7 @@ def submit(
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> Response:
     """A new job; it waits until the reconciler has looked."""
+    _need_program(here.bundles, given)
     at = here.clock.now()
 
     def work(connection: sa.Connection) -> jobs.Remembered:
@@ -178,3 +185,21 @@ def _need_bundle(connection: sa.Connection, given: Asked) -> None:
     if digest is not None and connection.execute(known).first() is None:
         missing = SpecError("/bundle", None, f"Bundle {digest} was not uploaded")
         raise refuse_spec(BadSpecError([missing]), given.below)
+
+
+def _need_program(folder: FilePath, given: Asked) -> None:
+    """The program's file is in the bundle, when that is here."""
+    path, digest = path_of(given.spec.program), given.spec.bundle or ""
+    packed = folder / f"{digest.removeprefix('sha256:')}.tar.gz"
+    if path is None or not digest or not packed.exists():
+        return
+    try:
+        with tarfile.open(packed) as tar:
+            names = {posixpath.normpath(name) for name in tar.getnames()}
+    except (tarfile.TarError, OSError, EOFError, zlib.error):
+        wrong = SpecError("/bundle", None, f"Bundle {digest} is no tar.gz")
+        raise refuse_spec(BadSpecError([wrong]), given.below) from None
+    if posixpath.normpath(path) not in names:
+        mend = "Look at workdir, .gitignore and .varunaignore."
+        wrong = SpecError("/program", None, f"`{path}` is not in the bundle", mend)
+        raise refuse_spec(BadSpecError([wrong]), given.below)

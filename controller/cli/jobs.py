@@ -67,6 +67,9 @@ def init(
 def validate(spec_file: SpecFile, set_: Set = None, json_: AsJson = False) -> None:
     """Check a job spec and show it resolved."""
     spec = read_spec(spec_file, set_)
+    folder, path = program_folder(spec, spec_file), path_of(spec.program)
+    if folder and path and not (folder / path).is_file():
+        raise CliError(f"`program`: there is no file {path} in {folder}.", USAGE)
     if json_:
         output.as_json(spec)
     else:

@@ -22,7 +22,7 @@ from trainer.contract.builtins import path_of
 from trainer.contract.spec import FINITE_POSITIVE, Precision, ScheduleName, Training
 
 JOB_AT_STEP = re.compile(r"([^/@]+)@(\d+|newest)$")
-NAME_PATTERN = r"^[a-z0-9-]{1,40}$"
+NAME_PATTERN = r"^[a-z0-9][a-z0-9-]{0,39}$"
 
 
 def _no_stand_in(given: Any) -> Any:

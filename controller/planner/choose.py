@@ -244,7 +244,8 @@ class Planner:
             mend = f"Set plan.depth to at most {layers}."
             return NoPlan(f"{asked} the program has {layers} layers. {mend}", hopeless=True)
         if fewest > devices:
-            return NoPlan(f"{asked} there are {devices} devices.", hopeless=False)
+            there = "there is 1 device" if devices == 1 else f"there are {devices} devices"
+            return NoPlan(f"{asked} {there}.", hopeless=False)
         return None
 
     def _no_plan(self, devices: int) -> NoPlan:
@@ -258,7 +259,7 @@ class Planner:
         mend = (
             "Try a smaller plan.micro_batch, more layers to cut between, or larger devices."
             if hopeless
-            else f"More than {devices} devices would allow more stages."
+            else f"More than {devices} device{'s' * (devices != 1)} would allow more stages."
         )
         return NoPlan(
             f"No plan fits: stage {nearest.stage} needs {_gb(nearest.num_bytes)}, the smallest"

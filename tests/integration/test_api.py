@@ -2,9 +2,11 @@
 
 import asyncio
 import hashlib
+import io
 import json
 import re
 import socket
+import tarfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -168,6 +170,12 @@ def test_tokens_lie_in_private_files_and_only_hashes_in_the_store(controller: Se
         ({"init_from": "nobody@newest"}, "/spec/init_from"),
         ({"init_from": "base"}, "/spec/init_from"),
         ({"args": {"layers": "six"}}, "/spec/args/layers"),
+        ({"args": {"layers": 0}}, "/spec/args/layers"),
+        ({"args": {"layres": 6}}, "/spec/args/layres"),
+        ({"args": {"tied": 1}}, "/spec/args/tied"),
+        ({"args": {"dropout": 1.5}}, "/spec/args/dropout"),
+        ({"args": {"width": 30, "heads": 4}}, "/spec/args/heads"),
+        ({"name": "--help"}, "/spec/name"),
         ({"plan": {"depth": 9}}, "/spec/plan/depth"),
         ({"nodes": "2..1"}, "/spec/nodes"),
         ({"batch_size": True}, "/spec/batch_size"),
@@ -320,8 +328,31 @@ def test_jobs_are_listed_page_by_page(user: httpx2.Client) -> None:
     assert seen == names[::-1]
 
 
+def packed(*names: str) -> bytes:
+    """A bundle with these files, all empty."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as tar:
+        for name in names:
+            tar.addfile(tarfile.TarInfo(name))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "pointer"),
+    [(packed("other.py"), "/spec/program"), (b"not really a tar.gz", "/spec/bundle")],
+)
+def test_a_program_that_is_not_in_its_bundle_is_refused_before_any_node_is_used(
+    user: httpx2.Client, content: bytes, pointer: str
+) -> None:
+    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    assert user.put(f"/api/v1/bundles/{digest}", content=content).status_code == 201
+    spec = {**SPEC, "program": "gpt.py", "bundle": digest}
+    (error,) = problem(user.post("/api/v1/jobs", json={"spec": spec}), 422).errors
+    assert error.pointer == pointer
+
+
 def test_a_bundle_is_what_its_name_says(user: httpx2.Client, agent: httpx2.Client) -> None:
-    content = b"not really a tar.gz"
+    content = packed("gpt.py")
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
     problem(user.put(f"/api/v1/bundles/{digest}", content=b"something else"), 422)
     problem(agent.get(f"/api/v1/bundles/{digest}"), 404)

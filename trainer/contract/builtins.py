@@ -2,20 +2,42 @@
 submit.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-GPT_LAYERS = 6
-"""``builtin:gpt`` without ``args.layers``."""
+Args = Mapping[str, Any]
 
-BERT_LAYERS = 6
-"""``builtin:bert`` without ``args.layers``."""
-
-_LAYERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
-    "bert": lambda args: args.get("layers", BERT_LAYERS),
-    "gpt": lambda args: args.get("layers", GPT_LAYERS),
+TEXT: Args = {
+    "context": 128,  # tokens that a sample predicts
+    "lr": 1e-3,
+    "weight_decay": 0.01,
+    "warmup": 20,  # steps until the full learning rate
+    "decay": 0,  # steps until a tenth of it, along a cosine; 0: never
+    "text": None,  # path of a file whose bytes are the tokens; None: the default corpus
 }
-NAMES = tuple(sorted(_LAYERS))
+"""What the language models share."""
+GPT: Args = {
+    "layers": 6,
+    "width": 128,
+    "heads": 4,
+    "vocab": 256,
+    "tied": True,
+    "dropout": 0.0,
+    **TEXT,
+}
+BERT: Args = {
+    "layers": 6,
+    "width": 128,
+    "heads": 4,
+    "tied": True,
+    "dropout": 0.1,
+    "masked": 0.15,
+    **TEXT,
+}
+BUILTINS: Mapping[str, Args] = {"bert": BERT, "gpt": GPT}
+"""Each builtin's arguments and their defaults."""
+NAMES = tuple(sorted(BUILTINS))
+_MAY_BE_ZERO = ("warmup", "decay")
 _AROUND = 2
 """An embedding before the blocks, a head after them."""
 
@@ -33,11 +55,41 @@ def source_in(folder: str, program: str) -> str:
     return program if path is None else f"{program.removesuffix(path)}{folder.rstrip('/')}/{path}"
 
 
-def layer_count(name: str, args: Mapping[str, Any]) -> int:
-    """How many layers the builtin ``name`` has with ``args``; ValueError says what is wrong."""
-    if name not in _LAYERS:
+def wrong_args(name: str, args: Args) -> Iterator[tuple[str, str]]:
+    """The arguments that the builtin ``name`` does not take, each with a sentence."""
+    known = BUILTINS[name]
+    for arg, given in args.items():
+        if arg not in known:
+            yield arg, f"builtin:{name} has no argument `{arg}`; there are: {', '.join(known)}"
+        elif demand := _demand(arg, known[arg], given):
+            yield arg, f"`args.{arg}` must be {demand}, not {given!r}"
+    width, heads = (args.get(arg, known[arg]) for arg in ("width", "heads"))
+    if isinstance(width, int) and isinstance(heads, int) and heads > 0 and width % heads:
+        yield "heads", f"`args.heads` must divide `args.width`; {width} is no multiple of {heads}"
+
+
+def _demand(arg: str, usual: object, given: object) -> str | None:
+    """What it must be; None: it is."""
+    if usual is None:
+        return None if given is None or isinstance(given, str) else "a path"
+    if isinstance(usual, bool):
+        return None if isinstance(given, bool) else "true or false"
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        return "a whole number" if isinstance(usual, int) else "a number"
+    if isinstance(usual, int):
+        least = 0 if arg in _MAY_BE_ZERO else 1
+        is_good = isinstance(given, int) and given >= least
+        return None if is_good else f"a whole number of at least {least}"
+    if arg in ("dropout", "masked"):
+        return None if 0 <= given < 1 else "at least 0 and below 1"
+    return None if given >= 0 else "at least 0"
+
+
+def layer_count(name: str, args: Args) -> int:
+    """How many layers the builtin ``name`` has with ``args``, if they are right; ValueError: there
+    is no such builtin.
+    """
+    if name not in BUILTINS:
         raise ValueError(f"there is no builtin:{name}; there are: {', '.join(NAMES)}")
-    blocks = _LAYERS[name](args)
-    if isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1:
-        raise ValueError(f"`args.layers` must be a whole number of at least 1, not {blocks!r}")
+    blocks: int = args.get("layers", BUILTINS[name]["layers"])
     return blocks + _AROUND

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainer.contract.builtins import BERT_LAYERS
+from trainer.contract.builtins import BERT
 from trainer.dropout import Dropout
 from trainer.models import text
 from trainer.models.blocks import Attention, Embedding, Mlp, linear, weight
@@ -25,16 +25,6 @@ MASK = BYTES
 """The token that hides another; one more than there are bytes."""
 VOCAB = BYTES + 1
 _NOT_ASKED = -100
-
-DEFAULTS: dict[str, Any] = {
-    "layers": BERT_LAYERS,
-    "width": 128,
-    "heads": 4,
-    "tied": True,
-    "dropout": 0.1,
-    "masked": 0.15,
-    **text.DEFAULTS,
-}
 
 
 def layers(args: dict[str, Any]) -> list[nn.Module]:
@@ -84,7 +74,7 @@ def lr_scale(step: int, args: dict[str, Any]) -> float:
 
 def settings(args: dict[str, Any]) -> dict[str, Any]:
     """The arguments with their defaults; one of another name is an error."""
-    config = text.settings(args, DEFAULTS)
+    config = text.settings(args, BERT)
     if not 0 < config["masked"] < 1:
         raise ValueError(f"masked is a part between 0 and 1, not {config['masked']}")
     return config

@@ -9,20 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainer.contract.builtins import GPT_LAYERS
+from trainer.contract.builtins import GPT
 from trainer.dropout import Dropout
 from trainer.models import text
 from trainer.models.blocks import Attention, Embedding, Mlp, weight
-
-DEFAULTS: dict[str, Any] = {
-    "layers": GPT_LAYERS,
-    "width": 128,
-    "heads": 4,
-    "vocab": 256,
-    "tied": True,
-    "dropout": 0.0,
-    **text.DEFAULTS,
-}
 
 
 def layers(args: dict[str, Any]) -> list[nn.Module]:
@@ -68,7 +58,7 @@ def lr_scale(step: int, args: dict[str, Any]) -> float:
 
 def settings(args: dict[str, Any]) -> dict[str, Any]:
     """The arguments with their defaults; one of another name is an error."""
-    return text.settings(args, DEFAULTS)
+    return text.settings(args, GPT)
 
 
 class Block(nn.Module):

@@ -23,10 +23,11 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from trainer.contract.builtins import TEXT
 from trainer.models import text
 
 DEFAULTS: dict[str, Any] = {
-    **text.DEFAULTS,
+    **TEXT,
     "config": None,  # the config's path; given by `hf:`
     "tokens": None,  # path of a .npy file of token ids, as seen from the config's folder
 }

@@ -23,15 +23,6 @@ _HASHED_WHOLE = 64 << 20
 """Bytes; of a longer text evenly spread pieces are hashed: every rank does it at every start."""
 _PIECES, _PIECE = 1024, 4096
 
-DEFAULTS: Mapping[str, Any] = {
-    "context": 128,  # tokens that a sample predicts
-    "lr": 1e-3,
-    "weight_decay": 0.01,
-    "warmup": 20,  # steps until the full learning rate
-    "decay": 0,  # steps until a tenth of it, along a cosine; 0: never
-    "text": None,  # path of a file whose bytes are the tokens; None: the default corpus
-}
-
 
 def settings(args: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments with their defaults; one of another name is an error."""

@@ -93,8 +93,13 @@ def test_a_mistake_is_one_sentence_with_its_line(line: str, sentence: str) -> No
 
 def test_a_name_for_a_shell_is_refused() -> None:
     assert only(GOOD.replace("gpt-mini", "x;touch pwn")) == (
-        "`name` must be 1 to 40 of a-z, 0-9 and -, not 'x;touch pwn' (line 1)."
+        "`name` must be 1 to 40 of a-z, 0-9 and -, the first no -, not 'x;touch pwn' (line 1)."
     )
+
+
+@pytest.mark.parametrize("name", ["-", "--help", "-x"])
+def test_a_name_that_looks_like_an_option_is_refused(name: str) -> None:
+    assert "the first no -" in only(GOOD.replace("gpt-mini", f'"{name}"'))
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n"])
