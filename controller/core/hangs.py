@@ -102,7 +102,7 @@ def bound_of(phase: Phase, job: Job, generation: Generation, rules: Rules) -> fl
         case Phase.SETUP:  # the agent sees to the bound, and says so
             return job.spec.setup_timeout + bounds.boot
         case Phase.BOOT:
-            return bounds.boot
+            return max(bounds.boot, TIMES_THE_USUAL * whole_state)
         case Phase.PROGRAM if generation.kind == "first_weights":
             return FIRST_WEIGHTS_PATIENCE * bounds.program
         case Phase.PROGRAM:

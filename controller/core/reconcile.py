@@ -276,7 +276,7 @@ def _about_hang(look: Look, job: Job, generation: Generation, hang: Hang) -> Act
     if look.now < generation.dumped_at + look.rules.dump_seconds:
         return ()
     fault = Fault(Reason.HANG, False, hang.because, spares_others=True, blamed=hang.blamed)
-    if hang.is_common and len(generation.nodes) > 1:
+    if hang.is_common and len(generation.seats) > 1:
         return find_who_hangs(look, job, fault)
     return end(look, job, fault)
 

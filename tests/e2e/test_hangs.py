@@ -3,8 +3,10 @@
 import json
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from controller.api.schemas import EventView, GenerationView, LogView, Page
@@ -19,16 +21,24 @@ PROGRAMS = Path(__file__).parents[1] / "fakes" / "programs"
 BOUNDS = {"step": 6.0, "first_step": 40.0}
 
 
-@pytest.fixture
-def impatient(scene: Scene) -> Iterator[Scene]:
-    """A step may take a few seconds only."""
+@contextmanager
+def under(scene: Scene, **settings: str) -> Iterator[Scene]:
+    """The controller has these settings of its own."""
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("VARUNA_BOUNDS", json.dumps(BOUNDS))
+        for name, value in settings.items():
+            environment.setenv(name, value)
         scene.cluster.kill_controller()
         scene.cluster.start_controller()
     yield scene
     scene.cluster.kill_controller()
     scene.cluster.start_controller()
+
+
+@pytest.fixture
+def impatient(scene: Scene) -> Iterator[Scene]:
+    """A step may take a few seconds only."""
+    with under(scene, VARUNA_BOUNDS=json.dumps(BOUNDS)):
+        yield scene
 
 
 def hung(scene: Scene) -> GenerationView:
@@ -95,3 +105,24 @@ def test_a_trainer_that_is_stopped_while_its_agent_lives_is_found_and_named(
     scene.wait_for_step(recovery.at_step + 5)
     assert f"on {victim} hangs" in said(scene)
     assert scene.ledger().samples_committed_once
+
+
+@pytest.mark.soak
+def test_an_agent_that_is_mute_while_its_job_goes_on_is_gone_without_at_an_agreed_step(
+    scene: Scene,
+) -> None:
+    """Only the daemon is stopped: its trainer does its part, and nobody hears of it."""
+    with under(scene, VARUNA_LOST_AFTER="2"):
+        scene.add("vm-1", "vm-2", "vm-3", "vm-4")
+        scene.submit(100_000, nodes="3..4")
+        scene.wait_for_step(12)
+        victim = scene.node_of_rank(1)
+        agent = psutil.Process(scene.pid_of(victim))
+        agent.send_signal(signal.SIGSTOP)
+        scene.stopped.append(agent.pid)
+        recovery = scene.wait_for_recovery(1)
+        assert recovery.lost_steps == 0
+        assert victim not in {seat.node for seat in scene.running().seats}
+        scene.wait_for_step(recovery.at_step + 5)
+        assert scene.ledger().samples_committed_once
+        scene.clear()
