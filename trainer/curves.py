@@ -54,7 +54,8 @@ class Curves:
         """One more point; ``metrics``: the names of all there are, finite or not."""
         if self._thread.ident is None:
             self._thread.start()
-        self._rows.put((line, sorted(metrics), time.time()))
+        if self._thread.is_alive():
+            self._rows.put((line, sorted(metrics), time.time()))
 
     def close(self) -> None:
         """Wait until all is written; a disk that hangs is waited for only so long."""

@@ -212,8 +212,8 @@ class Loop:
         """All ranks stop after ``step``: save, say so, stand still."""
         with suppress(SaveError, OSError):  # it is said
             self._save_and_wait(step)
-        self._close_curves()
         self._control.say(Stopped(step=step))
+        self._close_curves()
         self.stand_still()
         return ExitCode.LEFT
 

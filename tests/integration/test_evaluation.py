@@ -10,8 +10,17 @@ import torch
 from safetensors.torch import load_file
 
 from tests.fakes.programs import path
-from tests.fakes.trainers import Generation, Trainers
-from trainer.contract.progress import Evaluated, ExitCode, Failed, Phase, PhaseBegun
+from tests.fakes.trainers import Generation, Rank, Trainers
+from trainer.contract.progress import (
+    Evaluated,
+    ExitCode,
+    Failed,
+    Halt,
+    Halted,
+    Leave,
+    Phase,
+    PhaseBegun,
+)
 from trainer.contract.spec import Program, Shape, Training
 
 pytestmark = pytest.mark.integration
@@ -20,7 +29,11 @@ LAYERS, HELD_OUT = 6, 7
 TRAINING = Training(batch_size=12, steps=5, seed=3, evaluate_every=2)
 
 
-def run(
+def run(trainers: Trainers, root: Path, shape: str, **more: Any) -> Generation:
+    return trainers.wait(start(trainers, root, shape, **more))
+
+
+def start(
     trainers: Trainers,
     root: Path,
     shape: str,
@@ -34,7 +47,7 @@ def run(
     depth, replicas = map(int, shape.split("x"))
     sizes = Shape(depth=depth, replicas=replicas, micro_batch=m)
     specs = trainers.specs(root, program, training, sizes, layers=LAYERS, step=0)
-    return trainers.wait(trainers.start(specs))
+    return trainers.start(specs)
 
 
 def said(generation: Generation) -> list[Evaluated]:
@@ -107,6 +120,29 @@ def test_there_may_be_fewer_samples_than_replicas_and_many_more_than_in_a_batch(
 def test_held_out_samples_may_be_of_another_length(trainers: Trainers, tmp_path: Path) -> None:
     generation = run(trainers, tmp_path / "job", "3x1", held_out_length=9)
     assert [line.step for line in said(generation)] == [2, 4, 5]
+
+
+@pytest.mark.parametrize("victim", [None, 1])
+def test_one_that_is_halted_or_loses_a_rank_costs_no_step(
+    trainers: Trainers, tmp_path: Path, victim: int | None
+) -> None:
+    endless = start(trainers, tmp_path / "job", "2x2", held_out=200_000)
+    trainers.wait(endless, lambda g: all(evaluates(rank) for rank in g.ranks))
+    if victim is None:
+        endless.order(Halt())
+    else:
+        trainers.kill(endless.ranks[victim])
+    others = [rank for number, rank in enumerate(endless.ranks) if number != victim]
+    trainers.wait(endless, lambda g: all(rank.all(Halted) for rank in others))
+    for rank in others:
+        halted = rank.one(Halted)
+        assert (halted.applied, halted.prepared, halted.torn) == (2, 2, False)
+    endless.order(Leave())
+    trainers.wait(endless)
+
+
+def evaluates(rank: Rank) -> bool:
+    return PhaseBegun(phase=Phase.EVALUATION) in rank.lines
 
 
 def test_a_program_without_held_out_samples_is_refused_at_the_start(
