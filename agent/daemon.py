@@ -27,7 +27,7 @@ from agent.client import Client, RefusedError
 from agent.launcher import LaunchError, Zygote
 from agent.machine import MachineError
 from agent.node import Node
-from agent.notices import source
+from agent.notices import Withdrawn, source
 from agent.settings import Settings
 from agent.staging import Staging
 from agent.sweep import Sessions
@@ -202,8 +202,14 @@ async def _pass_on_notices(
     talk: Talk,
     do: Callable[[Coroutine[None, None, None]], object],
 ) -> None:
-    """Report each notice at once; let the cloud go ahead when nothing runs here any more."""
+    """Report each notice at once, and when it is taken back; let the cloud go ahead when nothing
+    runs here any more.
+    """
     async for notice in source(settings.notices, settings.notices_url).watch():
+        if isinstance(notice, Withdrawn):
+            log.info("this machine stays after all", id=notice.event)
+            talk.report(wire.NoticeGone(event=notice.event))
+            continue
         left = notice.seconds_left
         log.warning("this machine goes", kind=notice.kind, seconds=round(left), id=notice.event)
         talk.report(wire.Noticed(notice=notice.kind, seconds_left=left, event=notice.event))

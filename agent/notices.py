@@ -73,11 +73,20 @@ class Notice:
         return max(0.0, self.deadline - time.monotonic())
 
 
+@dataclass(frozen=True)
+class Withdrawn:
+    """The event does not stand any more: this VM stays."""
+
+    event: str
+
+
 class Watching(Protocol):
     """One source of notices."""
 
-    def watch(self) -> AsyncIterator[Notice]:
-        """All notices for this VM, as they come, each once. Never ends by itself."""
+    def watch(self) -> AsyncIterator[Notice | Withdrawn]:
+        """All notices for this VM, as they come, each once; and which are taken back. Never ends by
+        itself.
+        """
 
 
 class NoAnswerError(Exception):
@@ -112,7 +121,7 @@ class _Watch:
     look: Callable[[], Awaitable[Iterable[Notice]]]
     every_seconds: float
 
-    async def watch(self) -> AsyncIterator[Notice]:
+    async def watch(self) -> AsyncIterator[Notice | Withdrawn]:
         told: set[str] = set()
         failures: Iterator[float] | None = None
         while True:
@@ -131,6 +140,9 @@ class _Watch:
                 if notice.event not in told:
                     told.add(notice.event)
                     yield notice
+            for event in sorted(told.difference(notice.event for notice in notices)):
+                told.remove(event)
+                yield Withdrawn(event)
             await asyncio.sleep(self.every_seconds)
 
 

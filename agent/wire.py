@@ -401,6 +401,13 @@ class Noticed(Frozen):
     """What the source calls it."""
 
 
+class NoticeGone(Frozen):
+    """What this node was told does not stand any more: it stays."""
+
+    kind: Literal["notice_gone"] = "notice_gone"
+    event: str
+
+
 class SetAside(Frozen):
     """Stands for a report that the controller refused: it would refuse it again for ever."""
 
@@ -413,7 +420,7 @@ class SetAside(Frozen):
 
 
 ReportBody = Annotated[
-    Said | Exited | OrderDone | Looked | Connected | Noticed | SetAside,
+    Said | Exited | OrderDone | Looked | Connected | Noticed | NoticeGone | SetAside,
     Field(discriminator="kind"),
 ]
 

@@ -156,7 +156,8 @@ def drain(look: Look, job: Job, wish: Wish) -> Actions:
     if generation.state is GenerationState.LAUNCHING:
         return end(look, job, fault)
     if time_left(look, job, generation) < generation.step_seconds:
-        return stop_by(look, job, fault)
+        aborted = "too soon for another step: the one under way is aborted"
+        return stop_by(look, job, replace(fault, because=f"{wish.because}, {aborted}"))
     still = _still(job, generation, GenerationState.DRAINING, fault)
     message = f"{wish.because}; all stop after the same step and save it."
     return still, *say(job, job.state, wish.reason, message)

@@ -49,7 +49,6 @@ class Reason(StrEnum):
 
     TOO_FEW_NODES = "too_few_nodes"
     NO_PLAN_FITS = "no_plan_fits"
-    NO_CAPACITY = "no_capacity"
     LAUNCHING = "launching"
     EVICTION = "eviction"
     NODE_LOST = "node_lost"
@@ -61,10 +60,7 @@ class Reason(StrEnum):
     SETUP_FAILED = "setup_failed"
     BAD_PATH_BETWEEN_NODES = "bad_path_between_nodes"
     SCALE_UP = "scale_up"
-    STRAGGLER = "straggler"
     USER = "user"
-    BUDGET = "budget"
-    TIME_LIMIT = "time_limit"
     RESTART_BUDGET = "restart_budget"
     DONE = "done"
 

@@ -101,6 +101,18 @@ def take_notice(
     events.record(connection, at, EventType.NODE_NOTICED, message, node=node, notice=told)
 
 
+def withdraw_notice(
+    connection: sa.Connection, node: str, incarnation: str, event: str, at: float
+) -> None:
+    """It was told so no longer: it stays, unless somebody else wants it gone."""
+    here = (nodes.c.name == node) & (nodes.c.incarnation == incarnation)
+    told = connection.execute(sa.select(nodes.c.notice).where(here)).scalar()
+    if told and told["event"] == event:
+        connection.execute(nodes.update().where(here).values(notice=None))
+        message = f"{node} will not be taken after all ({told['kind']})."
+        events.record(connection, at, EventType.NODE_NOTICE_WITHDRAWN, message, node=node)
+
+
 def drain(
     connection: sa.Connection, node: str, by: str, at: float, *, wanted: bool
 ) -> tuple[str, str] | None:

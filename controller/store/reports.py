@@ -18,7 +18,7 @@ from controller.core.salvage import KIND
 from controller.core.states import GenerationState
 from controller.store import events, history
 from controller.store.folders import take_listing, take_part
-from controller.store.nodes import reported, take_notice
+from controller.store.nodes import reported, take_notice, withdraw_notice
 from controller.store.paths import take_paths
 from controller.store.rows import changed, insert_new
 from controller.store.tables import evaluations, generations, jobs, nodes, orders, seats
@@ -65,6 +65,9 @@ def take(
         match report.body:
             case wire.Said() as said:
                 _said(connection, node, incarnation, said, at, taken)
+            case wire.NoticeGone(event=event):
+                withdraw_notice(connection, node, incarnation, event, at)
+                taken.decisive = True
             case wire.SetAside() as refused:
                 _refused(connection, node, refused, at)
             case wire.Exited() as exited:

@@ -102,3 +102,21 @@ def test_a_step_is_saved_on_order_without_a_stop(scene: Scene) -> None:
     job = until(saved, "a checkpoint")
     assert job.last_checkpoint_step and job.last_checkpoint_step >= 25
     assert scene.running().number == before
+
+
+def test_a_deadline_shorter_than_a_step_saves_what_is_committed_and_says_what_is_aborted(
+    scene: Scene,
+) -> None:
+    """Each step takes over a second; the VM goes at once."""
+    far_apart = {"dir": str(scene.cluster.folder / "ckpt"), "every": "100000 steps", "keep": 99}
+    scene.add(*FOUR)
+    until(lambda: len(scene.nodes()) == 4 or None, "four VMs")
+    scene.submit(100_000, nodes="1..4", batch_size=2048, plan={"depth": 2}, checkpoint=far_apart)
+    scene.wait_for_step(2)
+    victim = scene.node_of_rank(3)
+    scene.cluster.fleet.notice(victim, 0)
+    recovery = scene.wait_for_recovery(1)
+    assert (recovery.resumed_from, recovery.lost_steps) == (recovery.at_step, 0)
+    assert "too soon for another step: the one under way is aborted" in recovery.because
+    assert victim not in {seat.node for seat in scene.running().seats}
+    assert scene.ledger().samples_committed_once

@@ -583,3 +583,17 @@ def test_a_report_that_was_set_aside_leaves_an_event(told: Told) -> None:
     (event,) = [e for e in told.rows(tables.events) if e.type == "report_refused"]
     assert (event.job, event.node) == ("job_a", "vm-1")
     assert "422: no such kind" in event.message
+
+
+def test_a_notice_that_is_taken_back_leaves_the_node_usable(told: Told) -> None:
+    def notice() -> Any:
+        (node,) = [node for node in told.world().nodes if node.name == "vm-1"]
+        return node.notice
+
+    told.report("vm-1", wire.Noticed(notice="preempt", seconds_left=30, event="m-7"))
+    assert notice() is not None
+    told.report("vm-1", wire.NoticeGone(event="m-6"))
+    assert notice() is not None, "another one was taken back"
+    told.report("vm-1", wire.NoticeGone(event="m-7"))
+    assert notice() is None
+    assert "node_notice_withdrawn" in [event.type for event in told.rows(tables.events)]

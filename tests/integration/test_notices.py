@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 
 from agent import wire
 from agent.daemon import _pass_on_notices
-from agent.notices import Notice, source
+from agent.notices import Notice, Withdrawn, source
 from agent.settings import Settings
 from tests.fakes.metadata import Answer, Asked, metadata
 from tests.fakes.waiting import until_soon
@@ -42,7 +42,8 @@ def told(
 
     async def listen() -> None:
         async for notice in source(where, url, answer_seconds=0.3).watch():
-            notices.append(notice)
+            if isinstance(notice, Notice):
+                notices.append(notice)
 
     async def story() -> None:
         listening = asyncio.create_task(listen())
@@ -372,3 +373,24 @@ def test_a_file_that_is_not_whole_yet_is_looked_at_again(tmp_path: Path) -> None
 def test_what_is_no_source_is_refused_by_name(where: str) -> None:
     with pytest.raises(ValueError, match="azure, aws, gcp, file:PATH or none"):
         source(where)
+
+
+def test_a_file_that_is_gone_takes_its_notice_back_and_a_new_one_counts(tmp_path: Path) -> None:
+    path = tmp_path / "notice.json"
+
+    async def story() -> list[object]:
+        watching = source(f"file:{path}").watch()
+        path.write_text('{"seconds": 30, "event": "m-7"}')
+        seen: list[object] = [await anext(watching)]
+        path.unlink()
+        seen.append(await anext(watching))
+        path.write_text('{"seconds": 30, "event": "m-7"}')
+        return [*seen, await anext(watching)]
+
+    async def bounded() -> list[object]:
+        async with asyncio.timeout(20):
+            return await story()
+
+    first, second, third = asyncio.run(bounded())
+    assert isinstance(first, Notice) and isinstance(third, Notice)
+    assert second == Withdrawn("m-7")
