@@ -11,7 +11,7 @@ no holder left the job goes on from the newest complete checkpoint.
 from dataclasses import replace
 
 from controller.core import salvage
-from controller.core.actions import RollForward, Salvage, StandStill, Survivor
+from controller.core.actions import MoveGeneration, RollForward, Salvage, StandStill, Survivor
 from controller.core.ending import Actions, end, hold, say
 from controller.core.faults import Fault
 from controller.core.hangs import hung
@@ -173,6 +173,9 @@ def not_finite(look: Look, job: Job, found: NonFinite) -> Actions:
         return drained(look, job, generation)
     what, where = capitalised(found.what), f"step {found.step:,} on replica {found.replica}"
     because = f"{what} is not finite at {where}"
+    if generation.state is GenerationState.LAUNCHING and generation.committed:
+        done = f"Step {generation.committed:,} is done."
+        return (MoveGeneration(job.id, generation.number, GenerationState.RUNNING, done),)
     if generation.state is GenerationState.LAUNCHING:  # what it resumed from is saved
         return end(look, job, Fault(Reason.NON_FINITE_LOSS, False, because))
     return drain(look, job, Wish(Reason.NON_FINITE_LOSS, because))

@@ -238,3 +238,12 @@ def test_a_folder_that_may_not_be_written_is_not_tried_six_times(said: str, trie
     over = cluster.jobs["job_a"]
     assert (over.state, over.reason) == (JobState.FAILED, Reason.CHECKPOINT_UNREACHABLE)
     assert len(set(nodes)) == min(3, tries)
+
+
+def test_not_finite_right_after_the_first_steps_loses_none_of_them() -> None:
+    """Both are heard of before anybody has looked: it counts as running first."""
+    cluster = launched()
+    cluster.step(steps=2)
+    spoil(cluster, step=3)
+    now = cluster.jobs["job_a"]
+    assert "Resume from step 2" in now.message
