@@ -71,7 +71,8 @@ def test_vms_are_set_up_before_the_program_is_imported_and_a_second_job_begins_w
 def test_a_setup_that_fails_fails_the_job_with_its_words_and_costs_no_vm(
     scene: Scene, tmp_path: Path
 ) -> None:
-    scene.add("vm-1")
+    scene.add("vm-3")
+    until(lambda: state(scene, "vm-3"), "a VM")
     scene.submit(
         5, nodes="1", program="own.py", bundle=bundled(scene, tmp_path),
         setup="echo no such package; exit 1", recovery={"max_restarts": 0},
@@ -79,4 +80,8 @@ def test_a_setup_that_fails_fails_the_job_with_its_words_and_costs_no_vm(
     job = scene.wait_for(JobState.FAILED)
     assert job.reason is Reason.SETUP_FAILED
     assert "(echo no such package; exit 1) ended with code 1: no such package" in job.message
-    assert [node.state.value for node in scene.nodes()] == ["ready"]
+    assert state(scene, "vm-3") == "ready"
+
+
+def state(scene: Scene, name: str) -> str | None:
+    return next((node.state.value for node in scene.nodes() if node.name == name), None)
