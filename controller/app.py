@@ -10,7 +10,18 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from controller.api import agents, bundles, errors, fleet, health, jobs, metrics, stream, submit
+from controller.api import (
+    agents,
+    bundles,
+    errors,
+    fleet,
+    health,
+    jobs,
+    metrics,
+    plans,
+    stream,
+    submit,
+)
 from controller.api.auth import Door, Logins
 from controller.bell import Bell
 from controller.clock import Clock, SystemClock
@@ -34,6 +45,7 @@ _ROUTERS = (
     bundles.router,
     stream.router,
     health.router,
+    plans.router,
     metrics.router,
 )
 

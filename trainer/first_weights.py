@@ -1,6 +1,6 @@
 """The first generation of a job: one process builds the real model from the seed, or with the
 weights of ``init_from``, measures it, and writes ``step-000000``. Every later launch, the first
-step's too, loads a checkpoint.
+step's too, loads a checkpoint. A few others help it measure what lies between devices, and leave.
 
 A model built on the meta device has neither its constructor's values nor its buffers; so this is
 the one place where constructors' values count, and all parameters and buffers are written. Then the
@@ -22,6 +22,8 @@ from trainer.contract.progress import Finished, Inspected, Line, Phase, PhaseBeg
 from trainer.contract.spec import RunSpec
 from trainer.contract.topology import MicroBatch
 from trainer.data import Batches
+from trainer.groups import PeerLostError, meet
+from trainer.probe import Probed, probe
 from trainer.profile import measure
 from trainer.program import LoadedProgram, ProgramError, load
 from trainer.stages import Model, Stage, owners
@@ -30,19 +32,36 @@ Report = Callable[[Line], None]
 
 
 def run(spec: RunSpec, report: Report) -> None:
-    """Build, inspect and save the first weights. Raises ProgramError or SaveError."""
+    """Build, inspect and save the first weights, or help. Raises ProgramError, SaveError,
+    RendezvousError.
+    """
+    if spec.rank > 0:
+        _probe(spec, report)
+        report(Finished(step=0))
+        report(PhaseBegun(phase=Phase.DONE))
+        return
     report(PhaseBegun(phase=Phase.PROGRAM))
     program = load(spec.program)
     if spec.training.evaluate_every:
         program.require_eval_dataset()
     batches = Batches(program.dataset, spec.training)
+    probed = _probe(spec, report)
     states = build(program, spec.training.seed)
     if spec.init_from:
         initial.fill(states, Path(spec.init_from), program.outside)
     model = Model.draw(program)
     stage = Stage(program, model, range(len(model.layers)), spec.training, states, step=0)
     size = min(spec.shape.micro_batch, spec.training.batch_size)
-    costs = measure(program, stage, batches.fetch(1, MicroBatch(0, 0, size)), model.ties().values())
+    costs = measure(
+        program,
+        stage,
+        lambda samples: batches.fetch(1, MicroBatch(0, 0, samples)),
+        size,
+        model.ties().values(),
+        glance=spec.glance,
+    )
+    if probed is not None:
+        costs = probed.added_to(costs)
     report(Inspected(costs=costs, samples=batches.position.samples))
 
     report(PhaseBegun(phase=Phase.SAVE))
@@ -58,6 +77,20 @@ def run(spec: RunSpec, report: Report) -> None:
     write_marker(spec.saving.root, spec.generation, None)
     report(write_part(spec.saving.root, header.folder, header, states))
     report(Finished(step=0))
+
+
+def _probe(spec: RunSpec, report: Report) -> Probed | None:
+    """What lies between the ranks, if nobody goes away meanwhile."""
+    if spec.shape.world == 1 or spec.glance:
+        return None
+    report(PhaseBegun(phase=Phase.RENDEZVOUS))
+    try:
+        return probe(spec, meet(spec, ()))
+    except PeerLostError:
+        return None
+    finally:
+        if spec.rank == 0:
+            report(PhaseBegun(phase=Phase.PROGRAM))  # building a large model takes its time
 
 
 def build(program: LoadedProgram, seed: int) -> dict[int, LayerState]:

@@ -23,6 +23,7 @@ is named by its id, its name (the newest of that name) or a unique prefix of its
     GET  /jobs/{job}/logs               -> LogView                       ?rank=&generation=&tail=200
                                                                          or &offset=N
     GET  /jobs/{job}/ledger             -> LedgerView
+    POST /plans                         PlansRequest -> PlansView        a what-if: no state
     POST /nodes/{node}/actions/{drain|undrain|release} -> 202 NodeView
     GET  /nodes[?all=true]              -> Page[NodeView]                without all, only live ones
     GET  /events                        -> Page[EventView]               as above, of everything
@@ -40,8 +41,9 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from controller.core.events import EventType
-from controller.core.jobspec import JobSpec, Strict
+from controller.core.jobspec import JobSpec, NodeRange, Strict
 from controller.core.states import GenerationState, JobState, NodeState, Reason
+from trainer.contract.costs import LayerCosts
 from trainer.contract.spec import RunKind
 
 Item = TypeVar("Item")
@@ -477,6 +479,67 @@ class Tick(View):
     at: datetime
     evaluated: int | None = None
     """The step of the newest evaluation."""
+
+# ---- plans
+
+
+class PlansRequest(Strict):
+    """``POST /plans``: a what-if; nothing is stored."""
+
+    spec: JobSpec
+    nodes: NodeRange | None = None
+    """Which numbers of them; else the spec's. At most 1,024."""
+    devices_per_node: int = Field(default=1, ge=1, le=64)
+    device_memory_bytes: int = Field(default=0, ge=0)
+    """0: unknown, not checked."""
+    price_per_node_hour: float | None = Field(default=None, ge=0)
+    """USD."""
+    costs: LayerCosts | None = None
+    """As `varuna profile` measures them; else what a job with this program measured."""
+
+
+class PlannedStageView(View):
+    """One stage of a plan."""
+
+    first_layer: int
+    last_layer: int
+    in_flight: int
+    size_bytes: int
+    """What its device holds."""
+
+
+class RunnerUpView(View):
+    """A shape that is slower."""
+
+    shape: ShapeView
+    step_time_seconds: float
+    at_least: bool
+    """It was not played, since it can take no less than this."""
+    because: str
+
+
+class PlanView(View):
+    """What so many nodes get; without a plan ``because`` says what does not fit."""
+
+    nodes: int
+    shape: ShapeView | None
+    step_time_seconds: float | None
+    examples_per_second: float | None
+    bubble: float | None
+    memory_bytes: int | None
+    """Of the fullest device."""
+    price_per_million_examples: float | None
+    stages: tuple[PlannedStageView, ...] = ()
+    runners_up: tuple[RunnerUpView, ...] = ()
+    because: str
+
+
+class PlansView(View):
+    """One row a number of nodes."""
+
+    costs_from: str
+    """Whose measurement it is."""
+    items: tuple[PlanView, ...]
 
 
 # ---- errors

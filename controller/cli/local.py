@@ -87,7 +87,7 @@ def try_(
     if spec.setup:
         output.note("`setup` is for VMs; it is not run here.")
     with tempfile.NamedTemporaryFile("w", prefix="varuna-try-", suffix=".json") as file:
-        json.dump(_what_to_try(spec, spec_file), file)
+        json.dump(what_to_try(spec, spec_file), file)
         file.flush()
         folder = checkpoint_dir.absolute() if checkpoint_dir else None
         arguments = flags(
@@ -156,7 +156,8 @@ def _tool(verb: str, folder: str, json_: bool) -> NoReturn:
     become("trainer.tools", "checkpoint", verb, folder, *(["--json"] if json_ else []))
 
 
-def _what_to_try(spec: JobSpec, spec_file: Path) -> dict[str, object]:
+def what_to_try(spec: JobSpec, spec_file: Path) -> dict[str, object]:
+    """What a child that runs the program here is told."""
     folder = program_folder(spec, spec_file)
     program = Program(
         source=source_in(str(folder), spec.program),

@@ -51,7 +51,8 @@ def _global_options(
 for _verb in (local.serve, demo.demo, jobs.submit, jobs.validate, jobs.init, jobs.jobs, jobs.status,
               watch.logs, watch.events, watch.nodes, jobs.evict, jobs.cancel, jobs.pause,
               jobs.resume, jobs.save, jobs.wait,
-              local.schedule, plans.simulate_step, chaos.chaos):  # fmt: skip
+              local.schedule, plans.plan, plans.simulate, plans.simulate_step, plans.profile,
+              chaos.chaos):  # fmt: skip
     app.command()(_verb)
 app.command("try")(local.try_)
 app.add_typer(local.checkpoint, name="checkpoint")

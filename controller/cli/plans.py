@@ -1,20 +1,54 @@
-"""The verbs that look ahead: simulate-step. They need no controller."""
+"""The verbs that look ahead: plan, simulate, simulate-step, profile. They need no controller, but
+ask one that is there what it has measured.
+"""
 
+import dataclasses
 import json
+import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
+from rich.text import Text
 
+from controller import words
+from controller.api.planned import table
+from controller.api.schemas import PlansRequest, PlansView, PlanView
 from controller.cli import output
-from controller.cli.client import USAGE, CliError
-from controller.cli.options import AsJson
+from controller.cli.client import (
+    CONFLICT,
+    FAILURE,
+    NOT_ALLOWED,
+    USAGE,
+    CliError,
+    UnreachableError,
+)
+from controller.cli.jobs import read_spec
+from controller.cli.local import PYTHON, what_to_try
+from controller.cli.options import AsJson, Connection, Set, SpecFile
+from controller.core.jobspec import JobSpec, NodeRange, parse_range
+from controller.core.whatif import Kind, problem_for
+from controller.planner.choose import planner_of
 from controller.planner.costsfile import read_costs
 from controller.planner.cutting import Model
 from controller.planner.gantt import rows
 from controller.planner.pipeline import Jitter, Pipeline
+from controller.planner.replay import (
+    Outcome,
+    Paces,
+    Planned,
+    Policy,
+    Stops,
+    Tabled,
+    read_trace,
+    replay,
+)
+from controller.planner.shapes import largest_micro_batch
 from controller.planner.simulate import Run, play
 from controller.planner.spots import spots
 from controller.planner.stagefile import StageFile
@@ -64,6 +98,111 @@ def simulate_step(
         output.say(json.dumps(_as_json(played)))
     else:
         _show(played)
+
+
+def profile(
+    spec_file: SpecFile,
+    micro_batch: Annotated[
+        int | None, typer.Option(min=1, help="The largest to measure; else what the job may get.")
+    ] = None,
+    set_: Set = None,
+    json_: AsJson = False,
+) -> None:
+    """Measure what a program costs on this machine, as its first launch does on its nodes."""
+    spec = read_spec(spec_file, ["nodes=1", *(set_ or ())])
+    text = _measure(spec, spec_file, micro_batch)
+    if json_:
+        output.say(text.rstrip())
+        return
+    costs = LayerCosts.model_validate_json(text)
+    output.console().print(_costs_table(costs))
+    output.note(f"{costs.host}. Keep it: varuna profile {spec_file} --json > costs.json")
+
+
+def plan(
+    context: typer.Context,
+    spec_file: SpecFile,
+    nodes: Annotated[
+        str | None, typer.Option(metavar="N..M", help="Numbers of nodes; else the spec's.")
+    ] = None,
+    costs: Annotated[
+        Path | None,
+        typer.Option(help="Of `varuna profile`; else the controller's, else measured here."),
+    ] = None,
+    devices_per_node: Annotated[int, typer.Option(min=1)] = 1,
+    memory: Annotated[
+        float, typer.Option(min=0, metavar="GB", help="Of the smallest device; 0: any.")
+    ] = 0.0,
+    price: Annotated[
+        float | None, typer.Option(min=0, metavar="USD", help="Of a node for an hour.")
+    ] = None,
+    set_: Set = None,
+    json_: AsJson = False,
+) -> None:
+    """What-if: the best shape for each number of nodes, what it gets done and why."""
+    spec = read_spec(spec_file, set_)
+    asked = PlansRequest(
+        spec=spec,
+        nodes=_range(nodes),
+        devices_per_node=devices_per_node,
+        device_memory_bytes=round(memory * 1e9),
+        price_per_node_hour=price,
+    )
+    made = _plans(context, asked, spec_file, costs)
+    if json_:
+        output.as_json(made)
+        return
+    output.console().print(_plans_table(made, priced=price is not None))
+    output.note(f"Costs from {made.costs_from}.")
+
+
+def simulate(
+    context: typer.Context,
+    spec_file: SpecFile,
+    trace: Annotated[Path, typer.Option(help="CSV: t_seconds,event,node; add or remove.")],
+    throughput: Annotated[
+        Path | None, typer.Option(help="CSV: devices,samples_per_second, instead of costs.")
+    ] = None,
+    stages: Annotated[
+        int | None, typer.Option(min=1, help="With --throughput: so many, if known.")
+    ] = None,
+    state: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="GB", help="With --throughput: weights and optimizer."),
+    ] = None,
+    costs: Annotated[
+        Path | None, typer.Option(help="Of `varuna profile`; else measured here.")
+    ] = None,
+    devices_per_node: Annotated[int, typer.Option(min=1)] = 1,
+    memory: Annotated[float, typer.Option(min=0, metavar="GB")] = 0.0,
+    price: Annotated[
+        float | None, typer.Option(min=0, metavar="USD", help="Of a node for an hour.")
+    ] = None,
+    stop_seconds: Annotated[
+        float, typer.Option(min=0, help="Detect, decide and launch, as `bench recovery` measures.")
+    ] = 1.6,
+    set_: Set = None,
+    json_: AsJson = False,
+) -> None:
+    """Play a spot trace: what a job would get done, how often it would stop, what it would cost."""
+    spec = read_spec(spec_file, set_)
+    paces, stops = _paces(spec, spec_file, throughput, stages, state, costs, devices_per_node,
+                          memory, stop_seconds)  # fmt: skip
+    try:
+        moments = read_trace(_text(trace))
+    except ValueError as error:
+        raise CliError(f"Cannot use {trace}: {error}.", USAGE) from None
+    played = {
+        name: replay(moments, paces, stops, policy) for name, policy in _policies(spec).items()
+    }
+    answer = {
+        "policies": {name: _outcome(one, spec, price) for name, one in played.items()},
+        "assumptions": _assumptions(spec, stops, throughput, stages),
+    }
+    if json_:
+        output.say(json.dumps(answer))
+    else:
+        _show_policies(answer)
 
 
 def read_shape(text: str) -> Shape:
@@ -118,3 +257,217 @@ def _show(played: Run) -> None:
     output.say("")
     for stage, row in enumerate(rows(played.spans, _GANTT_WIDTH)):
         output.say(f"stage {stage:<3} {row}  {played.in_flight_peak[stage]} in flight")
+
+
+# --- measuring, asking ---------------------------------------------------------------------------
+
+
+def _measure(spec: JobSpec, spec_file: Path, micro_batch: int | None) -> str:
+    """The costs as `agent.measure` prints them."""
+    largest = largest_micro_batch(spec.batch_size, spec.nodes.min, spec.nodes.max)
+    with tempfile.NamedTemporaryFile("w", prefix="varuna-profile-", suffix=".json") as file:
+        json.dump(what_to_try(spec, spec_file), file)
+        file.flush()
+        command = [*PYTHON, "agent.measure", "--spec", file.name]
+        command += ["--micro-batch", str(micro_batch or largest)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise CliError("The program could not be measured.", FAILURE)
+    return done.stdout
+
+
+def _plans(
+    context: typer.Context, asked: PlansRequest, spec_file: Path, costs: Path | None
+) -> PlansView:
+    """By given costs, by what the controller knows, or by what is measured now."""
+    if costs is None and (found := _ask(context, asked)):
+        return found
+    known, origin = _layers(costs, asked.spec, spec_file)
+    try:
+        return table(asked, known, origin)
+    except ValueError as error:
+        raise CliError(f"{error}.", USAGE) from None
+
+
+def _ask(context: typer.Context, asked: PlansRequest) -> PlansView | None:
+    """None: no controller, or it has not measured this program."""
+    try:
+        body = asked.model_dump(mode="json")
+        return Connection.of(context).post("/api/v1/plans", body, PlansView)
+    except UnreachableError:
+        return None
+    except CliError as refused:
+        if refused.exit_code in (CONFLICT, NOT_ALLOWED):
+            return None
+        raise
+
+
+def _layers(path: Path | None, spec: JobSpec, spec_file: Path) -> tuple[LayerCosts, str]:
+    if path is None:
+        output.note("Measuring the program on this machine ...")
+        return LayerCosts.model_validate_json(_measure(spec, spec_file, None)), "this machine"
+    known = _read(path)
+    if isinstance(known, StageFile):
+        raise CliError(f"{path} holds stages: a plan needs layers.", USAGE)
+    return known, str(path)
+
+
+def _range(text: str | None) -> NodeRange | None:
+    if text is None:
+        return None
+    try:
+        return NodeRange.model_validate(parse_range(text))
+    except ValueError:
+        raise CliError(f"--nodes is N or N..M, as 1..16, not {text!r}.", USAGE) from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise CliError(f"Cannot read {path}: {error.strerror}.", USAGE) from None
+
+
+def _costs_table(costs: LayerCosts) -> RenderableType:
+    columns = ["LAYER", "", ">FORWARD", ">BACKWARD", ">PARAMETERS", ">HANDS ON", ">KEEPS"]
+    rows = [
+        [str(at), one.name, f"{one.forward_seconds * 1000:.2f} ms",
+         f"{one.backward_seconds * 1000:.2f} ms", words.size(one.parameter_bytes),
+         words.size(one.output_bytes), words.size(one.saved_bytes)]
+        for at, one in enumerate(costs.layers)
+    ]  # fmt: skip
+    return output.table(columns, rows)
+
+
+def _plans_table(made: PlansView, *, priced: bool) -> RenderableType:
+    columns = [">NODES", "PLAN", ">MICRO-BATCH", ">EX/S", ">A STEP", ">BUBBLE", ">MEMORY",
+               *([">USD/1M EX"] if priced else []), ""]  # fmt: skip
+    return output.table(columns, [_plan_row(one, priced) for one in made.items])
+
+
+def _plan_row(one: PlanView, priced: bool) -> list[str | Text]:
+    if one.shape is None:
+        empty = [words.NOTHING] * (6 + priced)
+        return [str(one.nodes), *empty, one.because]
+    price = one.price_per_million_examples
+    return [
+        str(one.nodes),
+        words.times(one.shape),
+        str(one.shape.micro_batch),
+        words.number(one.examples_per_second),
+        words.seconds(one.step_time_seconds),
+        f"{one.bubble or 0:.0%}",
+        words.size(one.memory_bytes or 0),
+        *([words.number(price, 2)] if priced else []),
+        one.because,
+    ]
+
+
+# --- a trace -------------------------------------------------------------------------------------
+
+
+def _paces(
+    spec: JobSpec,
+    spec_file: Path,
+    throughput: Path | None,
+    stages: int | None,
+    state: float | None,
+    costs: Path | None,
+    per_node: int,
+    memory: float,
+    stop_seconds: float,
+) -> tuple[Paces, Stops]:
+    """What so many nodes get done, and what a stop takes."""
+    if throughput is not None:
+        try:
+            tabled = Tabled.read(_text(throughput), spec.batch_size, stages)
+        except ValueError as error:
+            raise CliError(f"Cannot use {throughput}: {error}.", USAGE) from None
+        return tabled, Stops(0.0, 0.0, stop_seconds, (state or 0.0) * 1e9)
+    known, _ = _layers(costs, spec, spec_file)
+    kind = Kind(per_node, round(memory * 1e9))
+    num_bytes = sum(one.parameter_bytes for one in known.layers) * (known.state_copies - 1)
+    stops = Stops(
+        0.0,
+        0.0,
+        stop_seconds,
+        num_bytes,
+        known.moving.write_bytes_per_second,
+        known.moving.load_bytes_per_second,
+    )
+    return Planned(planner_of(problem_for(spec, known, kind))), stops
+
+
+def _policies(spec: JobSpec) -> dict[str, Policy]:
+    every = spec.checkpoint.every
+    usual = Policy(
+        fewest=spec.nodes.min,
+        most=float("inf") if spec.nodes.max is None else spec.nodes.max,
+        checkpoint_steps=every.steps,
+        checkpoint_seconds=every.seconds,
+        min_gain=spec.plan.min_gain,
+        settle_seconds=spec.plan.settle,
+    )
+    return {
+        "varuna": usual,
+        "checkpoints_only": dataclasses.replace(usual, salvages=False),
+        "never_grows": dataclasses.replace(usual, grows=False),
+    }
+
+
+def _outcome(one: Outcome, spec: JobSpec, price: float | None) -> dict[str, object]:
+    examples = one.steps * spec.batch_size
+    cost = None if price is None else one.node_seconds / 3600 * price
+    return {
+        "seconds": one.seconds,
+        "steps": one.steps,
+        "samples_per_second": examples / one.seconds if one.seconds else 0.0,
+        "goodput": one.goodput,
+        "lost_steps": one.lost_steps,
+        "losses": one.losses,
+        "salvaged": one.salvaged,
+        "moves": one.moves,
+        "gaps": len(one.gaps),
+        "gap_seconds": one.stopped_seconds,
+        "longest_gap_seconds": max(one.gaps, default=0.0),
+        "waiting_seconds": one.waiting_seconds,
+        "node_hours": one.node_seconds / 3600,
+        "cost_usd": cost,
+        "usd_per_million_samples": cost / examples * 1e6 if cost is not None and examples else None,
+    }
+
+
+def _assumptions(
+    spec: JobSpec, stops: Stops, throughput: Path | None, stages: int | None
+) -> list[str]:
+    every = spec.checkpoint.every
+    often = words.count(every.steps, "step") if every.steps else words.age(every.seconds or 0)
+    said = [
+        f"A stop takes {stops.launch_seconds:g} s to detect, decide and launch.",
+        f"The state is {words.size(round(stops.state_bytes))}; a node writes"
+        f" {stops.write_bytes_per_second / 1e6:,.0f} and loads"
+        f" {stops.load_bytes_per_second / 1e6:,.0f} MB a second.",
+        f"A checkpoint every {often}, which stops nothing.",
+        f"A job grows for {spec.plan.min_gain:.0%} or more, {spec.plan.settle:g} s after a join.",
+        "The step that a stop interrupts is lost.",
+    ]
+    if throughput is not None and stages is None:
+        said.append("Nobody knows the stages, so survivors are taken to hold too little.")
+    elif throughput is not None:
+        said.append(f"There are {stages} stages; survivors save when they hold all of them.")
+    return said
+
+
+def _show_policies(answer: Mapping[str, Any]) -> None:
+    columns = ["POLICY", ">SAMPLES/S", ">GOODPUT", ">STEPS", ">LOST", ">STOPS", ">STOPPED",
+               ">WAITED", ">NODE-HOURS", ">USD"]  # fmt: skip
+    rows = [
+        [name, f"{one['samples_per_second']:.1f}", f"{one['goodput']:.1%}", f"{one['steps']:,}",
+         f"{one['lost_steps']:,}", f"{one['gaps']:,}", words.age(one["gap_seconds"]),
+         words.age(one["waiting_seconds"]), f"{one['node_hours']:,.0f}",
+         words.NOTHING if one["cost_usd"] is None else f"{one['cost_usd']:,.2f}"]
+        for name, one in answer["policies"].items()
+    ]  # fmt: skip
+    output.console().print(output.table(columns, rows))
+    for sentence in answer["assumptions"]:
+        output.note(sentence)

@@ -6,17 +6,22 @@ the others by priority, then age, each up to its most. Only nodes that answer ar
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from controller.core.actions import SeatAt
+from controller.core.jobspec import JobSpec
 from controller.core.liveness import is_answering, is_leaving
 from controller.core.quarantine import is_set_aside
 from controller.core.states import JobState
 from controller.core.world import Job, Node, Rules, World
 from controller.planner.choose import Choice, NoPlan, choose
 from controller.planner.problem import Depths, Problem
-from controller.planner.shapes import auto_micro_batch
+from controller.planner.shapes import largest_micro_batch, levelled_micro_batch
 from trainer.contract.spec import Shape
+
+MOST_PROBING = 4
+"""Ranks that measure together before the first launch."""
 
 
 def by_turn(jobs: Iterable[Job]) -> list[Job]:
@@ -119,32 +124,67 @@ def seats(job: Job, nodes: Sequence[Node], shape: Shape) -> tuple[SeatAt, ...]:
     return tuple(places[: shape.world])
 
 
+def probing_seats(job: Job, nodes: Sequence[Node]) -> tuple[SeatAt, ...]:
+    """Who builds the model, first, and a few who help it measure links: a second device of its
+    node, and other nodes.
+    """
+    builder, *others = nodes
+    near = min(devices_of(job, builder), 2 if others else MOST_PROBING)
+    places = [SeatAt(builder.name, builder.incarnation, device) for device in range(near)]
+    places += [SeatAt(node.name, node.incarnation, 0) for node in others]
+    return tuple(places[:MOST_PROBING])
+
+
 def choice_for(job: Job, nodes: Sequence[Node]) -> Choice | NoPlan | None:
-    """The planner's answer for ``nodes``; None while nobody has measured the program."""
+    """The planner's answer for ``nodes``; None while nobody has measured the program.
+
+    Where the job's micro-batch fits no more, and the user leaves it to us, a smaller one.
+    """
     if job.costs is None:
         return None
-    return choose(problem_of(job, nodes), sum(devices_of(job, node) for node in nodes))
+    problem = problem_of(job, nodes)
+    devices = sum(devices_of(job, node) for node in nodes)
+    found = choose(problem, devices)
+    size = problem.micro_batch
+    while isinstance(found, NoPlan) and size > 1 and job.spec.plan.micro_batch == "auto":
+        size //= 2
+        smaller = choose(replace(problem, micro_batch=size), devices)
+        if isinstance(smaller, Choice):
+            said = f"Micro-batches of {size} fit where {problem.micro_batch} do not: "
+            found = replace(smaller, because=said + smaller.because)
+    return found
 
 
 def problem_of(job: Job, nodes: Sequence[Node]) -> Problem:
     """What a plan for ``nodes`` has to solve; the job's costs are known."""
     assert job.costs is not None
-    depth = job.spec.plan.depth
     return Problem(
         costs=job.costs,
         batch_size=job.spec.batch_size,
         micro_batch=micro_batch_of(job),
-        depths=Depths() if depth == "auto" else Depths(depth.min, depth.max),
+        depths=depths_of(job.spec),
         schedule=job.spec.plan.schedule,
         device_memory_bytes=min((node.device_memory_bytes for node in nodes), default=0),
         devices_per_node=min((devices_of(job, node) for node in nodes), default=1),
     )
 
 
+def depths_of(spec: JobSpec) -> Depths:
+    """Those that the user allows."""
+    depth = spec.plan.depth
+    return Depths() if depth == "auto" else Depths(depth.min, depth.max)
+
+
 def micro_batch_of(job: Job) -> int:
-    """The job's micro-batch: one size through every morph."""
-    wanted = job.spec.plan.micro_batch
-    return auto_micro_batch(job.spec.batch_size, job.spec.nodes.min) if wanted == "auto" else wanted
+    """The job's micro-batch: one size through every morph, so that numbers stay comparable."""
+    wanted, spec = job.spec.plan.micro_batch, job.spec
+    if wanted != "auto":
+        return wanted
+    trained = (g.shape for g in (*job.past, job.current) if g and g.kind == "train" and g.shape)
+    if (before := next(trained, None)) is not None:
+        return before.micro_batch
+    largest = largest_micro_batch(spec.batch_size, spec.nodes.min, spec.nodes.max)
+    return levelled_micro_batch(job.costs, largest) if job.costs else largest
 
 
 def _own(job: Job) -> Sequence[tuple[str, str]]:

@@ -30,7 +30,7 @@ from controller.core.actions import (
     ReleaseNode,
     SaveEvery,
 )
-from controller.core.assign import by_turn, choice_for, micro_batch_of, seats
+from controller.core.assign import by_turn, choice_for, micro_batch_of, probing_seats, seats
 from controller.core.budget import strain
 from controller.core.ending import Actions, close, end, follow, hold, say, succeed, take_up
 from controller.core.failing import of_not_finite
@@ -211,11 +211,13 @@ def _launch(
 def _launch_first_weights(
     look: Look, job: Job, planned: Generation, nodes: tuple[Node, ...]
 ) -> Actions:
-    """One seat builds the real model from the seed, measures it, and writes step 0."""
-    shape = Shape(depth=1, replicas=1, micro_batch=micro_batch_of(job))
+    """One seat builds the real model from the seed, measures it, and writes step 0; the others help
+    it measure links.
+    """
     so_far = strain(job.past)
     first = (so_far.charged + so_far.unreachable) % len(nodes)  # is it the program, or a node?
-    seated = seats(job, (*nodes[first:], *nodes[:first]), shape)
+    seated = probing_seats(job, (*nodes[first:], *nodes[:first]))
+    shape = Shape(depth=1, replicas=len(seated), micro_batch=micro_batch_of(job))
     look.working |= {(seat.node, seat.incarnation) for seat in seated}
     because = f"Building and measuring the model on {seated[0].node}."
     launch = Launch(

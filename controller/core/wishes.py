@@ -3,7 +3,7 @@ mute, room to grow. PURE.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from controller.core import salvage
 from controller.core.assign import choice_for, problem_of
@@ -13,6 +13,7 @@ from controller.core.states import GenerationState, Reason
 from controller.core.words import count, listed, seconds, times
 from controller.core.world import Generation, Job, Node, Rules
 from controller.planner.choose import Choice, planner_of
+from controller.planner.moving import Losses, Stay, weigh
 
 
 @dataclass(frozen=True)
@@ -63,15 +64,35 @@ def room_to_grow(look: Look, job: Job, generation: Generation) -> Wish | None:
     since = max([generation.launched_at, *(_joined_at(n, look.rules) for n in spares)])
     if not spares or look.now < since + plan.settle or _saves_are_overdue(job, generation):
         return None
-    choice, now = choice_for(job, nodes), estimated_seconds(job, generation, nodes)
-    if not isinstance(choice, Choice) or choice.seconds > (1 - plan.min_gain) * now:
+    choice = choice_for(job, nodes)
+    if not isinstance(choice, Choice):
         return None
-    gain = 1 - choice.seconds / now
-    ahead = (job.spec.steps - generation.committed) * generation.step_seconds * gain
-    if ahead <= look.rules.move_seconds:
+    found = weigh(
+        estimated_seconds(job, generation, nodes),
+        choice.seconds,
+        min_gain=plan.min_gain,
+        move_seconds=move_seconds(job, generation, look.rules),
+        seconds_left=(job.spec.steps - generation.committed) * generation.step_seconds,
+        losses=losses_of(job, look.now),
+    )
+    if isinstance(found, Stay):
         return None
-    more = f"{count(len(spares), 'more VM')}: {times(choice.shape)} is estimated {gain:.0%} faster"
-    return Wish(Reason.SCALE_UP, f"{more} than {times(generation.shape)}")
+    more = f"{count(len(spares), 'more VM')}: {times(choice.shape)} is estimated"
+    faster = f"{found.gain:.0%} faster than {times(generation.shape)}"
+    return Wish(Reason.SCALE_UP, f"{more} {faster}")
+
+
+def move_seconds(job: Job, generation: Generation, rules: Rules) -> float:
+    """What a move takes: saving, and a launch like the one before."""
+    launch = generation.launch_seconds or rules.move_seconds
+    return launch + salvage.predicted_seconds(job, len(generation.seats), rules)
+
+
+def losses_of(job: Job, now: float) -> Losses:
+    """The stops that losses have brought it."""
+    ended = (Reason.NODE_LOST, Reason.EVICTION)
+    stops = sum(g.reason in ended and g.committed > 0 for g in job.past)
+    return Losses(stops, now - job.submitted_at)
 
 
 def _saves_are_overdue(job: Job, generation: Generation) -> bool:
@@ -91,4 +112,5 @@ def _joined_at(node: Node, rules: Rules) -> float:
 def estimated_seconds(job: Job, generation: Generation, nodes: Sequence[Node]) -> float:
     """A step of its shape, played as a choice for ``nodes`` is."""
     assert generation.shape is not None
-    return planner_of(problem_of(job, nodes)).seconds(generation.shape, generation.cuts)
+    problem = replace(problem_of(job, nodes), micro_batch=generation.shape.micro_batch)
+    return planner_of(problem).seconds(generation.shape, generation.cuts)

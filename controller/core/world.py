@@ -160,6 +160,8 @@ class Generation:
     """The sentence it was planned or launched with."""
     step_seconds: float = 0.0
     """How long its steps take lately (a median); 0: unknown."""
+    launch_seconds: float = 0.0
+    """From its launch to its first step; 0: unknown."""
     ending: Ending | None = None
     """Set while it is draining or halted."""
     save_every: float | None = None

@@ -1,10 +1,15 @@
-"""Which shapes there are: depth x replicas that so many devices can hold. PURE."""
+"""Which shapes there are: depth x replicas that so many devices can hold, and of which micro-batch.
+PURE.
+"""
 
 from collections.abc import Iterator
 
+from trainer.contract.costs import LayerCosts
 from trainer.contract.spec import Shape
 
-LARGEST_AUTO_MICRO_BATCH = 4
+LARGEST_AUTO_MICRO_BATCH = 16
+LEVELLED = 1.1
+"""A sample may take so much longer than at the best size."""
 
 
 def shapes(layers: int, devices: int, batch_size: int, micro_batch: int) -> Iterator[Shape]:
@@ -22,11 +27,28 @@ def micro_batches(batch_size: int, micro_batch: int) -> int:
     return -(-batch_size // micro_batch)
 
 
-def auto_micro_batch(batch_size: int, fewest_nodes: int) -> int:
-    """The micro-batch of a job that leaves it to us: a power of two, the same through every morph,
-    since it depends only on the batch and on the job's least number of nodes.
+def largest_micro_batch(batch_size: int, fewest_nodes: int, most_nodes: int | None = None) -> int:
+    """The most that a job which leaves it to us may get: a power of two.
 
-    Small enough for four micro-batches a node at the job's least, so that a pipeline fills.
+    Small enough for four micro-batches a node at the job's least number of nodes, so that a
+    pipeline fills, and for one a node at its most.
     """
     most = min(LARGEST_AUTO_MICRO_BATCH, batch_size // (4 * fewest_nodes))
+    if most_nodes is not None:
+        most = min(most, batch_size // most_nodes)
     return 1 << (max(most, 1).bit_length() - 1)
+
+
+def levelled_micro_batch(costs: LayerCosts, largest: int) -> int:
+    """The smallest size at which a sample takes about as little as at any: larger ones would only
+    make the pipeline fill more slowly.
+    """
+    known = {costs.micro_batch, *(one.micro_batch for one in costs.layers[0].sizes)}
+    sizes = sorted(size for size in known if size <= largest) or [largest]
+    each = {size: _sample_seconds(costs, size) for size in sizes}
+    return next(size for size in sizes if each[size] <= LEVELLED * min(each.values()))
+
+
+def _sample_seconds(costs: LayerCosts, size: int) -> float:
+    work = sum(2 * one.forward_seconds + one.backward_seconds for one in costs.at(size))
+    return (work + 3 * costs.task_seconds) / size

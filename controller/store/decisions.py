@@ -19,6 +19,7 @@ from controller.core.jobspec import JobSpec
 from controller.core.states import GenerationState, JobState, NodeState, Reason, may_move
 from controller.core.words import ended
 from controller.store import conduct, events
+from controller.store.known import known_costs
 from controller.store.launching import Place, job_root, run_specs, setup_of
 from controller.store.nodes import give_order
 from controller.store.rows import StaleError, guarded
@@ -225,7 +226,10 @@ class Recorder:
             ],
         )  # fmt: skip
         spec = JobSpec.model_validate(job.spec)
-        for seat, run in zip(action.seats, run_specs(action, spec, root, places), strict=True):
+        first = action.kind == "first_weights"
+        glance = first and known_costs(self.connection, spec, places[0].device_kind) is not None
+        runs = run_specs(action, spec, root, places, glance=glance)
+        for seat, run in zip(action.seats, runs, strict=True):
             start = wire.Start(spec=run, bundle=spec.bundle, setup=setup_of(spec))
             self._order(seat.node, seat.incarnation, start)
         self._event(

@@ -17,9 +17,17 @@ class Place:
     name: str
     facts: wire.Facts
 
+    @property
+    def device_kind(self) -> str:
+        """Of its first device."""
+        return self.facts.devices[0].kind
 
-def run_specs(launch: Launch, spec: JobSpec, root: str, places: Sequence[Place]) -> list[RunSpec]:
-    """One spec a rank; ``places`` are the seats' nodes, ``root`` the job's checkpoint folder.
+
+def run_specs(
+    launch: Launch, spec: JobSpec, root: str, places: Sequence[Place], *, glance: bool = False
+) -> list[RunSpec]:
+    """One spec a rank; ``places`` are the seats' nodes, ``root`` the job's checkpoint folder;
+    ``glance``: the program's costs are known.
 
     Rank 0's node holds the rendezvous store. A bundle's paths are relative to its folder.
     """
@@ -36,6 +44,9 @@ def run_specs(launch: Launch, spec: JobSpec, root: str, places: Sequence[Place])
             shape=launch.shape,
             cuts=launch.cuts,
             in_flight=launch.in_flight,
+            glance=glance,
+            near=_partner(launch, places, on_the_same_node=True),
+            far=_partner(launch, places, on_the_same_node=False),
             program=program_of(spec),
             training=spec.training(),
             store=store if launch.shape.world > 1 else None,
@@ -52,6 +63,14 @@ def run_specs(launch: Launch, spec: JobSpec, root: str, places: Sequence[Place])
         )
         for rank, (seat, place) in enumerate(zip(launch.seats, places, strict=True))
     ]
+
+
+def _partner(launch: Launch, places: Sequence[Place], *, on_the_same_node: bool) -> int | None:
+    """The first rank with which rank 0 of a first-weights run measures such a link."""
+    if launch.kind != "first_weights":
+        return None
+    of_first = [place.name == places[0].name for place in places]
+    return next((r for r, same in enumerate(of_first) if r and same == on_the_same_node), None)
 
 
 def job_root(folder: str, job: str) -> str:

@@ -14,10 +14,13 @@ import sqlalchemy as sa
 
 from agent import wire
 from controller.core.events import EventType
+from controller.core.jobspec import JobSpec
 from controller.core.salvage import KIND
 from controller.core.states import GenerationState
+from controller.core.whatif import program_key
 from controller.store import events, history
 from controller.store.folders import take_listing, take_part
+from controller.store.known import known_costs
 from controller.store.nodes import reported, take_notice, withdraw_notice
 from controller.store.paths import take_paths
 from controller.store.rows import changed, insert_new
@@ -25,6 +28,7 @@ from controller.store.tables import evaluations, generations, jobs, nodes, order
 from controller.store.tables import steps as steps_table
 from trainer.contract import progress
 from trainer.contract.checkpoints import FolderName
+from trainer.contract.costs import LayerCosts
 
 ENDED = GenerationState.ENDED.value
 
@@ -249,11 +253,17 @@ def _step(
 def _inspected(
     connection: sa.Connection, seat: Any, inspected: progress.Inspected, at: float
 ) -> None:
+    stored = connection.execute(sa.select(jobs.c.spec).where(jobs.c.id == seat.job)).scalar_one()
+    spec = JobSpec.model_validate(stored)
+    costs = inspected.costs.model_copy(update={"program": program_key(spec)})
+    known = known_costs(connection, spec, costs.device_kind)
+    if known is not None and _fits(known[1], costs):
+        costs = known[1]
     new = changed(
         connection,
         jobs.update()
         .where(jobs.c.id == seat.job, jobs.c.costs.is_(None))
-        .values(costs=inspected.costs.model_dump(mode="json"), samples=inspected.samples),
+        .values(costs=costs.model_dump(mode="json"), samples=inspected.samples),
     )
     if new:
         layers = inspected.costs.layers
@@ -261,6 +271,13 @@ def _inspected(
         message = f"The program has {len(layers)} layers ({size:.1f} MB of parameters)"
         message += f" and {inspected.samples:,} samples."
         _event(connection, at, EventType.PROGRAM_INSPECTED, message, seat)
+
+
+def _fits(known: LayerCosts, seen: LayerCosts) -> bool:
+    """Whether it is the same model that was measured before."""
+    return [one.parameter_bytes for one in known.layers] == [
+        one.parameter_bytes for one in seen.layers
+    ]
 
 
 def _exited(

@@ -206,6 +206,7 @@ def _generation(connection: sa.Connection, row: Any) -> Generation:
         step_seconds=(
             history.step_seconds(connection, row.job, row.number) if row.committed else 0.0
         ),
+        launch_seconds=row.first_step_at - row.launched_at if row.first_step_at else 0.0,
         ending=_ending(row) if row.still_at else None,
         save_every=row.save_every,
         dumped_at=_dumped_at(connection, row) if row.launched_at else 0.0,

@@ -283,8 +283,9 @@ class Fleet:
         while len(self._alive[(spec.job, spec.generation)]) < world:
             await asyncio.sleep(0.002)
         if spec.kind == "first_weights":
-            await self._say(agent, spec, INSPECTED)
-            await self._save(agent, spec, 0)
+            if spec.rank == 0:
+                await self._say(agent, spec, INSPECTED)
+                await self._save(agent, spec, 0)
             step = 0
         else:
             assert spec.resumed_from

@@ -98,9 +98,7 @@ class MovingCost(Frozen):
 
 
 class LayerCosts(Frozen):
-    """All layers in order, and what lies between devices. Times are minima over a few passes: a
-    busy machine only ever adds.
-    """
+    """All layers in order, and what lies between devices. Times are medians over a few passes."""
 
     version: int = Field(default=VERSION, ge=1, le=VERSION)
     micro_batch: int = Field(ge=1)

@@ -91,8 +91,9 @@ class Saving(Frozen):
 class RunSpec(Frozen):
     """All that one trainer is told.
 
-    ``kind`` ``first_weights``: one seat, ``shape`` 1x1, ``resumed_from`` None: build the real
-    model, measure it, write step 0, say :class:`~trainer.contract.progress.Inspected`, end.
+    ``kind`` ``first_weights``: ``shape`` 1xD, ``resumed_from`` None: all ranks measure what lies
+    between them; rank 0 builds the real model, measures it, writes step 0, says
+    :class:`~trainer.contract.progress.Inspected`.
     ``train``: load ``load_from`` and train.
     """
 
@@ -113,6 +114,11 @@ class RunSpec(Frozen):
     """Per stage, the most micro-batches in flight, which is how many inputs it stashes; None: what
     the static order needs. ``varuna`` makes its order under fewer, too.
     """
+    near: int | None = None
+    far: int | None = None
+    """Of ``first_weights``: a rank on rank 0's node, and one on another, to measure links with."""
+    glance: bool = False
+    """Of ``first_weights``: what it costs is known from before; see only that it can be trained."""
     program: Program
     training: Training
     store: Address | None = None

@@ -80,14 +80,15 @@ def test_a_job_waits_with_a_sentence_until_there_are_enough_vms() -> None:
     assert the_job(cluster).message == "Planning on 2 VMs."
 
 
-def test_one_seat_builds_the_first_weights_before_anything_is_planned_by_cost() -> None:
+def test_the_first_weights_are_built_and_links_measured_before_anything_is_planned() -> None:
     cluster = Cluster(job(), nodes=8)
     cluster.settle()
     cluster.list_folder()
     cluster.pass_time(0.5)
     cluster.settle()
     first = cluster.generation()
-    assert (first.number, first.kind, len(first.seats)) == (1, "first_weights", 1)
+    assert (first.number, first.kind, len(first.seats)) == (1, "first_weights", 4)
+    assert len({seat.node for seat in first.seats}) == 4
 
     cluster.work()
     cluster.settle()

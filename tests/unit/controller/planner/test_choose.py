@@ -8,9 +8,9 @@ import pytest
 from controller.planner.choose import Choice, NoPlan, Planner, choose
 from controller.planner.cutting import Model
 from controller.planner.problem import Depths, Problem
-from controller.planner.shapes import auto_micro_batch, shapes
+from controller.planner.shapes import largest_micro_batch, levelled_micro_batch, shapes
 from tests.unit.controller.builders import costs_of
-from trainer.contract.costs import LayerCosts, LinkCost
+from trainer.contract.costs import AtSize, LayerCosts, LinkCost
 from trainer.contract.spec import Shape
 from trainer.contract.topology import check_cuts, micro_batches
 
@@ -111,13 +111,37 @@ def test_every_shape_fits_and_none_starves_a_replica() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "fewest_nodes", "micro_batch"),
-    [(32, 2, 4), (64, 2, 4), (24, 2, 2), (1, 1, 1), (3, 8, 1), (8, 1, 2), (1000, 1, 4)],
-)
-def test_the_auto_micro_batch_depends_on_batch_and_fewest_nodes_only(
-    batch_size: int, fewest_nodes: int, micro_batch: int
+    ("batch_size", "fewest", "most", "micro_batch"),
+    [(32, 2, 4, 4), (64, 2, None, 8), (24, 2, None, 2), (1, 1, 8, 1), (3, 8, 8, 1), (8, 1, None, 2),
+     (1000, 1, None, 16), (32, 1, 8, 4), (32, 1, 64, 1)],
+)  # fmt: skip
+def test_the_largest_micro_batch_leaves_enough_for_a_pipeline_and_for_all_nodes(
+    batch_size: int, fewest: int, most: int | None, micro_batch: int
 ) -> None:
-    assert auto_micro_batch(batch_size, fewest_nodes) == micro_batch
+    assert largest_micro_batch(batch_size, fewest, most) == micro_batch
+
+
+@pytest.mark.parametrize(
+    ("seconds", "largest", "expected"),
+    [
+        ({1: 4.0, 2: 4.5, 4: 5.0, 8: 6.0}, 8, 8),
+        ({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}, 8, 1),
+        ({1: 2.0, 2: 2.1, 4: 4.1, 8: 8.0}, 8, 2),
+        ({1: 4.0, 2: 4.5, 4: 5.0, 8: 6.0}, 2, 2),
+        ({4: 1.0}, 2, 2),
+    ],
+)
+def test_the_micro_batch_is_the_smallest_at_which_a_sample_takes_no_less(
+    seconds: dict[int, float], largest: int, expected: int
+) -> None:
+    *smaller, base = sorted(seconds)
+    sizes = tuple(
+        AtSize(micro_batch=m, forward_seconds=seconds[m], backward_seconds=2 * seconds[m])
+        for m in smaller
+    )
+    costs = costs_of(3, seconds[base], 2 * seconds[base], micro_batch=base)
+    layers = tuple(layer.model_copy(update={"sizes": sizes}) for layer in costs.layers)
+    assert levelled_micro_batch(costs.model_copy(update={"layers": layers}), largest) == expected
 
 
 def test_cuts_put_every_layer_on_one_stage() -> None:
