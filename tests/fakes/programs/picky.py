@@ -1,13 +1,13 @@
-"""``ladder`` that will not run on one node: it leaves with code 1 where its log is that node's."""
+"""``leisurely`` that will not run on one node: it leaves with code 1 where its log is that node's."""
 
 import os
 
-import ladder
-from ladder import inputs, layers, loss, lr_scale, optimizer  # noqa: F401
+import leisurely
+from leisurely import inputs, layers, loss, lr_scale, optimizer  # noqa: F401
 
 
 def dataset(args):
     if f"/{args['not_on']}/" in os.readlink("/proc/self/fd/1"):
         print("this machine lacks what it takes")
         os._exit(1)
-    return ladder.dataset(args)
+    return leisurely.dataset(args)
