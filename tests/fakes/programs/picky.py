@@ -1,4 +1,4 @@
-"""``leisurely`` that will not run on one node: it leaves with code 1 where its log is that node's."""
+"""``leisurely`` that does not run on one node: it leaves where its log is that node's."""
 
 import os
 
