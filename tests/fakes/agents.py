@@ -111,6 +111,8 @@ class Fleet:
         self._url, self._token, self._pace = url, token, step_seconds
         self.folder: dict[tuple[str, str], dict[int, wire.PartFound]] = defaultdict(dict)
         self.agents: dict[str, Agent] = {}
+        self.spoilt = 0
+        """The step that is not finite; 0: all are."""
         self.beat_seconds = 0.1
         self._alive: defaultdict[Key, set[int]] = defaultdict(set)
         self._loop = asyncio.new_event_loop()
@@ -297,6 +299,9 @@ class Fleet:
                     missing = tuple(rank for rank in range(world) if rank not in alive)
                     await self._say(agent, spec, _halted(step - 1, missing))
                     return
+                if step == self.spoilt:
+                    await self._stop_before(agent, spec, step)
+                    return
                 await self._say(agent, spec, committed(spec, step))
                 if step % (spec.training.evaluate_every or step + 1) == 0:
                     await self._say(agent, spec, evaluated(step))
@@ -308,6 +313,18 @@ class Fleet:
         await self._report(
             agent, wire.Exited(job=spec.job, generation=spec.generation, rank=spec.rank, code=0)
         )
+
+    async def _stop_before(self, agent: Agent, spec: RunSpec, step: int) -> None:
+        """Nobody applies a step that is not finite: all save the one before, and stand still."""
+        if spec.rank == 0:
+            what = "the loss of micro-batch 0"
+            await self._say(
+                agent, spec, progress.NonFinite(step=step, replica=0, stage=0, what=what)
+            )
+        assert spec.resumed_from
+        if step - 1 > spec.resumed_from.step:
+            await self._save(agent, spec, step - 1)
+        await self._say(agent, spec, progress.Stopped(step=step - 1))
 
     async def _save(self, agent: Agent, spec: RunSpec, step: int) -> None:
         written = part(spec.rank, spec, step)

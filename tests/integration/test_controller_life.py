@@ -189,6 +189,27 @@ def test_a_new_controller_on_the_same_data_takes_the_run_over(tmp_path: Path) ->
         fleet.__exit__()
 
 
+def test_a_step_that_is_not_finite_pauses_the_job_until_it_is_resumed(
+    fleet: Fleet, user: httpx2.Client, tmp_path: Path
+) -> None:
+    fleet.spoilt = 8
+    fleet.add("vm-1", "vm-2")
+    submit(user, tmp_path)
+    until(lambda: job(user).state == "paused", 20)
+    view = job(user)
+    assert (view.reason, view.step, view.last_checkpoint_step) == ("non_finite_loss", 7, 7)
+    assert view.message == (
+        "The loss of micro-batch 0 is not finite at step 8 on replica 0."
+        " Paused. Resume from step 7, or see the log."
+    )
+    assert view.nodes.used == 0
+    fleet.spoilt = 0
+    assert user.post("/api/v1/jobs/a/actions/resume").status_code == 202
+    until(lambda: job(user).state.is_over, 20)
+    assert job(user).state == "succeeded"
+    assert ledger(user).samples_committed_once
+
+
 def test_an_old_copy_of_the_store_takes_over_what_runs_and_stops_nothing(tmp_path: Path) -> None:
     """A backup is restored: the job runs on in a generation that the copy never heard of."""
     folder, copy = tmp_path / "c", tmp_path / "copy.db"
