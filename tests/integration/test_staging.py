@@ -98,6 +98,18 @@ def test_what_is_uploaded_is_listed_as_it_lies_in_a_local_folder(url: str, tmp_p
     assert [c.folder for c in complete(there)] == [FOLDER]
 
 
+def test_the_curves_go_with_each_of_rank_0s_parts(url: str, tmp_path: Path) -> None:
+    staging = staged(url, tmp_path)
+    curve = staging.root / "curves" / "g3" / "steps.csv"
+    curve.parent.mkdir(parents=True)
+    for text in ("step\n1\n", "step\n1\n2\n"):
+        curve.write_text(text)
+        asyncio.run(upload_all(staging, url))
+        staging.remote.fetch("curves/g3/steps.csv", tmp_path / "there")
+        assert (tmp_path / "there").read_text() == text
+    assert staging.remote.listing().skipped == ()
+
+
 @pytest.mark.parametrize(("depth", "rank"), [(1, 0), (3, 2), (7, 6), (7, 3)])
 def test_a_stage_gets_its_own_layers_and_what_they_borrow(
     url: str, tmp_path: Path, depth: int, rank: int
