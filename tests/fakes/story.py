@@ -13,6 +13,7 @@ from controller.core.jobspec import Checkpointing, Every, JobSpec, NodeRange
 from controller.store.engine import Store
 from controller.store.tables import (
     checkpoints,
+    evaluations,
     events,
     generations,
     jobs,
@@ -28,6 +29,7 @@ STEP_SECONDS = 0.5
 SHAPES = {2: (4, 2), 3: (5, 1), 4: (2, 2)}
 SPANS = {2: (0, 63), 3: (60, 124), 4: (120, 187)}
 """Generation -> the step it resumed from, the last one it committed."""
+EVALUATE_EVERY = 20
 BEGAN = {2: 10.0, 3: 45.0, 4: 81.0}
 ENDED = {2: 42.5, 3: 78.2}
 
@@ -43,6 +45,8 @@ def tell(store: Store, now: float, name: str = "gpt-mini") -> str:
             connection.execute(generations.insert(), [_generation(number, start)])
         connection.execute(seats.insert(), [seat for g in SHAPES for seat in _seats(g)])
         connection.execute(steps.insert(), [step for g in SHAPES for step in _steps(g, start)])
+        found = [one for g in SHAPES for one in _evaluations(g, start)]
+        connection.execute(evaluations.insert(), found)
         connection.execute(recoveries.insert(), [_recovery(3, start), _recovery(4, start)])
         for table, rows in (_saved(start)).items():
             connection.execute(table.insert(), rows)
@@ -59,6 +63,7 @@ def _job(start: float, name: str) -> dict[str, Any]:
         nodes=NodeRange(min=1, max=8),
         batch_size=16,
         steps=2000,
+        evaluate_every=EVALUATE_EVERY,
         checkpoint=Checkpointing(dir="/mnt/ckpt", every=Every(steps=10)),
         drills=True,
     )
@@ -129,6 +134,18 @@ def _seats(generation: int) -> list[dict[str, Any]]:
 
 def _loss(step: int) -> float:
     return 2.2 + 3.4 * math.exp(-step / 45) + 0.05 * math.sin(step * 1.7)
+
+
+def _evaluations(number: int, start: float) -> list[dict[str, Any]]:
+    """As the steps are, a little worse."""
+    return [
+        {
+            "job": JOB, "generation": number, "step": step["step"], "at": step["at"],
+            "loss": step["loss"] + 0.125, "samples": 100, "seconds": 0.5, "metrics": {},
+        }
+        for step in _steps(number, start)
+        if step["step"] % EVALUATE_EVERY == 0
+    ]  # fmt: skip
 
 
 def _steps(generation: int, start: float) -> list[dict[str, Any]]:

@@ -79,6 +79,16 @@ def test_a_chart_is_a_table_on_wish(page: Page) -> None:
     expect(page.locator("#capacity canvas")).to_have_count(1)
 
 
+def test_the_held_out_loss_is_drawn_beside_the_trainings(page: Page) -> None:
+    expect(page.locator("#loss .u-legend")).to_contain_text("held-out")
+    page.locator("[data-table=loss]").click()
+    expect(page.locator("#loss thead")).to_contain_text("Held-out")
+    row = page.locator("#loss tbody tr").filter(has=page.get_by_text("180", exact=True))
+    loss, held_out = (row.locator("td").nth(column) for column in (1, 3))
+    assert float(held_out.inner_text()) == pytest.approx(float(loss.inner_text()) + 0.125, abs=1e-4)
+    assert row.locator("xpath=following-sibling::tr[1]/td[4]").inner_text() == "–"
+
+
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 def test_a_phone_shows_it_without_sideways_scroll(page: Page, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
