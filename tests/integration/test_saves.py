@@ -170,7 +170,7 @@ def test_the_state_changes_only_when_all_of_it_is_copied(tmp_path: Path) -> None
     before = weight.clone()
 
     class OneLayer:
-        layers, layer_count, loss_scale = (0,), 1, None
+        layers, layer_count, loss_scale, outside = (0,), 1, None, None
 
         def states(self, _: object) -> HeldUp:
             return HeldUp({0: state}, gate)
