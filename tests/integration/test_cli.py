@@ -67,7 +67,8 @@ def test_status_shows_figures_grid_and_last_events(run: Run) -> None:
     code, out, _ = run("status", "gpt-mini")
     assert code == 0
     for shown in ("187/2,000 (9 %)", "2 (3.8 s), lost 7 steps", "stage 1 layers 4-7", "node-6",
-                  "REPLICA 1", "resumed from step 120 (lost 4 steps, 1.6 s)"):  # fmt: skip
+                  "REPLICA 1", "resumed from step 120 (lost 4 steps, 1.6 s)",
+                  "Held-out loss"):  # fmt: skip
         assert shown in out
 
 
