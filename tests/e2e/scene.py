@@ -178,10 +178,13 @@ class Scene:
         events = self.cluster.controller.all(job_path(self.job_id, "/events"), EventView)
         return next((event for event in events if words in event.message), None)
 
+    def series(self) -> SeriesView:
+        path = job_path(self.job_id, "/series")
+        return self.cluster.controller.get(path, SeriesView, points=10000)
+
     def losses(self) -> dict[int, float]:
         """Of each step that counts."""
-        path = job_path(self.job_id, "/series")
-        series = self.cluster.controller.get(path, SeriesView, points=10000)
+        series = self.series()
         assert not series.thinned
         points: Sequence[SeriesPoint] = [p for p in series.points if not p.superseded]
         assert all(p.loss is not None for p in points)
