@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import httpx2
 
@@ -105,7 +106,7 @@ class OwnRun:
             batch_size=32,
             steps=1_000_000,
             seed=self._report.seed,
-            plan=Plan(settle=3.0),
+            plan=Plan(settle=3.0, depth=_depths(self._report)),
             checkpoint=Checkpointing(dir=str(disk.folder), every=Every(seconds=2.0), keep=3),
         )
         return send(cluster.controller, spec, None)
@@ -129,6 +130,12 @@ class OwnRun:
         left += [str(path) for path in self._temporary.iterdir() if path.name not in _CACHES]
         left += [str(path) for path in root.rglob(".*")]
         return left
+
+
+def _depths(report: Report) -> NodeRange | Literal["auto"]:
+    """Odd seeds try pipelines, whatever the planner thinks of them for so small a model."""
+    deepest = min(3, report.nodes)
+    return NodeRange(min=min(2, report.minimum), max=deepest) if report.seed % 2 else "auto"
 
 
 def _links_to(cluster: Cluster) -> Links:
