@@ -29,6 +29,7 @@ from trainer.control import Control
 from trainer.curves import Curves
 from trainer.data import HeldOut
 from trainer.groups import PeerLostError
+from trainer.pace import Pace
 from trainer.pipeline import Pipeline
 from trainer.program import LoadedProgram
 from trainer.replicas import Replicas, Totals, Vote, Wishes
@@ -55,6 +56,7 @@ class Loop:
         self._curves = Curves.of(spec) if spec.rank == 0 else None
         self._stage = stage
         self._pipeline = pipeline
+        self._pace = Pace(pipeline)
         self._replicas = replicas
         self._saves = saves
         self._control = control
@@ -75,6 +77,8 @@ class Loop:
                 return self._stop_before(step)
             self._apply(step, vote)
             self._report(step, vote, time.monotonic() - began)
+            if paced := self._pace.stepped(step):
+                self._control.say(paced)
             if step == done + 1:
                 self._control.enter(Phase.STEP)
             if self._is_to_be_evaluated(step) and not vote.wishes.stop:
@@ -90,7 +94,9 @@ class Loop:
         return self._end()
 
     def _vote(self, step: int, totals: Totals) -> Vote:
+        began = time.monotonic()
         self._replicas.sum_gradients()
+        self._pace.reduced(time.monotonic() - began)
         self._control.standing.prepared = step
         return self._replicas.vote(totals, self._wishes(step))
 

@@ -4,6 +4,7 @@ Of a micro-batch in flight only the stage's input is kept; the recompute grows t
 backward consumes. The last stage grows it right away, up to the loss.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,8 @@ class Pipeline:
         self._graphs: dict[int, list[Tensor]] = {}
         self._first_output: list[Tensor] | None = None
         self._witness: Witness | None = None
+        self.worked = dict.fromkeys(Kind, 0.0)
+        """Seconds of tasks by kind, ever since."""
 
     def run(self, step: int, check: Callable[[], None]) -> Totals:
         """All micro-batches of this replica forward and backward; ``check`` may raise in between.
@@ -75,14 +78,23 @@ class Pipeline:
             task = state.next_task()
             if task is None:
                 self._links.wait()
-            elif task.kind is Kind.FORWARD:
+                continue
+            began = time.perf_counter()
+            if task.kind is Kind.FORWARD:
                 self._forward(step, task.micro_batch, totals)
             elif task.kind is Kind.RECOMPUTE:
                 self._grow_graph(step, task.micro_batch, totals)
             else:
                 self._backward(task.micro_batch)
+            self.worked[task.kind] += time.perf_counter() - began
         self._links.settle()
         return totals
+
+    @property
+    def full_micro_batches(self) -> float:
+        """How many a step of this rank has; a short one is a part of one."""
+        largest = max(micro_batch.size for micro_batch in self._micro_batches)
+        return sum(micro_batch.size for micro_batch in self._micro_batches) / largest
 
     def evaluate(
         self, step: int, held_out: HeldOut, mine: Sequence[MicroBatch], check: Callable[[], None]

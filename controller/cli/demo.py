@@ -31,7 +31,7 @@ from controller.cli.cluster import Cluster, free_or_any, stopped_by_signals
 from controller.cli.jobs import WAIT_EXIT, send
 from controller.cli.options import AsJson
 from controller.core.events import EventType
-from controller.core.jobspec import Checkpointing, Every, JobSpec, NodeRange, parse_duration
+from controller.core.jobspec import Checkpointing, Every, JobSpec, NodeRange, Plan, parse_duration
 from controller.core.states import JobState
 
 PORT = 8430
@@ -39,6 +39,11 @@ NAME = "demo"
 BATCH_SIZE = 32
 MODEL = {"layers": 6, "width": 96, "heads": 4, "context": 64}
 """Small: a step takes a fraction of a second with eight trainers on two cores."""
+
+_ENOUGH_FOR_STAGES = 4
+"""From so many nodes on there are always stages to be seen: on one machine, whose links are fast
+and whose cores are shared, replicas alone would win.
+"""
 
 _LOOK_SECONDS = 0.2
 _AIM_SECONDS = 0.01
@@ -247,11 +252,13 @@ def _submit(cluster: Cluster, nodes: int, steps: int, seed: int, keep_all: bool)
     left = [j for j in cluster.controller.all("/api/v1/jobs", JobView) if j.name == NAME]
     if left:
         return left[0]
+    fewest = 2 if nodes >= _ENOUGH_FOR_STAGES else 1
     spec = JobSpec(
         name=NAME,
         program="builtin:gpt",
         args=dict(MODEL),
-        nodes=NodeRange(min=1, max=nodes),
+        nodes=NodeRange(min=fewest, max=nodes),
+        plan=Plan(depth=NodeRange(min=fewest, max=None)),
         batch_size=BATCH_SIZE,
         steps=steps,
         seed=seed,

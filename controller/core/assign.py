@@ -5,7 +5,7 @@ the others by priority, then age, each up to its most. Only nodes that answer ar
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -15,13 +15,17 @@ from controller.core.liveness import is_answering, is_leaving
 from controller.core.quarantine import is_set_aside
 from controller.core.states import JobState
 from controller.core.world import Job, Node, Rules, World
-from controller.planner.choose import Choice, NoPlan, choose
+from controller.planner.choose import Choice, NoPlan, choose, planner_of
+from controller.planner.place import place
 from controller.planner.problem import Depths, Problem
 from controller.planner.shapes import largest_micro_batch, levelled_micro_batch
 from trainer.contract.spec import Shape
 
 MOST_PROBING = 4
 """Ranks that measure together before the first launch."""
+Slow = Mapping[tuple[str, str], float]
+"""Nodes (incarnations) that are slow, and by what factor."""
+NOBODY: Slow = {}
 
 
 def by_turn(jobs: Iterable[Job]) -> list[Job]:
@@ -113,15 +117,17 @@ def devices_of(job: Job, node: Node) -> int:
 
 
 def seats(job: Job, nodes: Sequence[Node], shape: Shape) -> tuple[SeatAt, ...]:
-    """Rank by rank over the nodes' devices: consecutive stages sit on one node where it has
-    several devices.
-    """
-    places = [
-        SeatAt(node.name, node.incarnation, device)
-        for node in nodes
-        for device in range(devices_of(job, node))
-    ]
-    return tuple(places[: shape.world])
+    """Rank by rank over the nodes' devices: a replica's stages sit together, replicas apart."""
+    spots = place(shape.depth, shape.replicas, [devices_of(job, node) for node in nodes])
+    return tuple(SeatAt(nodes[n].name, nodes[n].incarnation, device) for n, device in spots)
+
+
+def in_seating_order(nodes: Sequence[Node], slow: Slow = NOBODY) -> tuple[Node, ...]:
+    """Zone by zone, so that a replica keeps to one; the slow ones last."""
+    zones = list(dict.fromkeys(node.zone for node in nodes))
+    return tuple(
+        sorted(nodes, key=lambda n: (slow.get((n.name, n.incarnation), 0.0), zones.index(n.zone)))
+    )
 
 
 def probing_seats(job: Job, nodes: Sequence[Node]) -> tuple[SeatAt, ...]:
@@ -135,13 +141,28 @@ def probing_seats(job: Job, nodes: Sequence[Node]) -> tuple[SeatAt, ...]:
     return tuple(places[:MOST_PROBING])
 
 
-def choice_for(job: Job, nodes: Sequence[Node]) -> Choice | NoPlan | None:
+def choice_for(job: Job, nodes: Sequence[Node], slow: Slow = NOBODY) -> Choice | NoPlan | None:
     """The planner's answer for ``nodes``; None while nobody has measured the program.
 
-    Where the job's micro-batch fits no more, and the user leaves it to us, a smaller one.
+    Where the job's micro-batch fits no more, and the user leaves it to us, a smaller one. A slow
+    node is left out, or holds the last stage with fewer layers, whichever makes a step shorter.
     """
     if job.costs is None:
         return None
+    lame = [node for node in nodes if (node.name, node.incarnation) in slow]
+    fast = [node for node in nodes if node not in lame]
+    if not lame or not fast:
+        return _choice(job, nodes)
+    without = _choice(job, fast)
+    factor = max(slow[node.name, node.incarnation] for node in lame)
+    devices = sum(devices_of(job, node) for node in nodes)
+    last = planner_of(problem_of(job, nodes)).choose_with_slow_last(devices, factor)
+    if last is None or (isinstance(without, Choice) and without.seconds <= last.seconds):
+        return without
+    return last
+
+
+def _choice(job: Job, nodes: Sequence[Node]) -> Choice | NoPlan:
     problem = problem_of(job, nodes)
     devices = sum(devices_of(job, node) for node in nodes)
     found = choose(problem, devices)

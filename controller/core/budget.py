@@ -25,7 +25,7 @@ REFUSED = ("Permission denied", "Read-only file system", "Not a directory", "not
 """... or, for a reason that time does not mend, after two."""
 
 
-UNFORCED = (Reason.USER, Reason.EVICTION, Reason.SCALE_UP)
+UNFORCED = (Reason.USER, Reason.EVICTION, Reason.SCALE_UP, Reason.STRAGGLER)
 """A wish that the generation stops: nothing has failed."""
 
 

@@ -120,6 +120,12 @@ class Plan(Strict):
         return parse_duration(given) if isinstance(given, str) else given
 
 
+class Health(Strict):
+    """``slow_factor``: a node whose forwards take so many times its stage's median is slow."""
+
+    slow_factor: float = Field(default=1.3, gt=1)
+
+
 class Recovery(Strict):
     """Budgets. Evictions are never charged."""
 
@@ -163,6 +169,7 @@ class JobSpec(Strict):
     plan: Plan = Plan()
     checkpoint: Checkpointing = Checkpointing()
     recovery: Recovery = Recovery()
+    health: Health = Health()
     priority: Whole = 0
     drills: bool = False
     labels: dict[str, str] = Field(default_factory=dict)

@@ -30,7 +30,14 @@ from controller.core.actions import (
     ReleaseNode,
     SaveEvery,
 )
-from controller.core.assign import by_turn, choice_for, micro_batch_of, probing_seats, seats
+from controller.core.assign import (
+    by_turn,
+    choice_for,
+    in_seating_order,
+    micro_batch_of,
+    probing_seats,
+    seats,
+)
 from controller.core.budget import strain
 from controller.core.ending import Actions, close, end, follow, hold, say, succeed, take_up
 from controller.core.failing import of_not_finite
@@ -50,6 +57,7 @@ from controller.core.standstill import (
 )
 from controller.core.states import GenerationState, JobState, Reason
 from controller.core.story import because_of, launch_sentence, loss_of
+from controller.core.stragglers import slow_before
 from controller.core.wishes import room_to_grow, wish_of
 from controller.core.words import count, listed, seconds, times
 from controller.core.world import Checkpoint, Generation, Job, Node, Rules, World
@@ -125,11 +133,13 @@ def _prepare(look: Look, job: Job, planned: Generation) -> Actions:
         return succeed(look, job, found)
     if found is None and resume.has_trained(job):
         return _nothing_to_load(look, job, planned)
-    choice = choice_for(job, nodes)
+    slow = slow_before(job, look.now, look.rules)
+    choice = choice_for(job, nodes, slow)
     if found is None or choice is None:
         return _launch_first_weights(look, job, planned, nodes)
     if isinstance(choice, Choice):
-        return _launch(look, job, planned, nodes, choice, found)
+        ordered = in_seating_order(turned(job.past, nodes), slow)
+        return _launch(look, job, planned, ordered, choice, found)
     return end(look, job, Fault(Reason.NO_PLAN_FITS, False, choice.because))
 
 
@@ -185,7 +195,7 @@ def _launch(
     choice: Choice,
     found: Checkpoint,
 ) -> Actions:
-    seated = seats(job, turned(job.past, nodes), choice.shape)
+    seated = seats(job, nodes, choice.shape)
     used = {(seat.node, seat.incarnation) for seat in seated}
     look.working |= used
     look.pool.take(job, (node for node in nodes if (node.name, node.incarnation) in used))

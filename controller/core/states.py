@@ -60,6 +60,7 @@ class Reason(StrEnum):
     SETUP_FAILED = "setup_failed"
     BAD_PATH_BETWEEN_NODES = "bad_path_between_nodes"
     SCALE_UP = "scale_up"
+    STRAGGLER = "straggler"
     USER = "user"
     RESTART_BUDGET = "restart_budget"
     DONE = "done"

@@ -10,6 +10,7 @@ from controller.core.assign import choice_for, problem_of
 from controller.core.liveness import is_leaving
 from controller.core.look import Look
 from controller.core.states import GenerationState, Reason
+from controller.core.stragglers import slow_before, slow_now
 from controller.core.words import count, listed, seconds, times
 from controller.core.world import Generation, Job, Node, Rules
 from controller.planner.choose import Choice, planner_of
@@ -36,7 +37,32 @@ def wish_of(look: Look, job: Job, generation: Generation) -> Wish | None:
         names, silence = listed([node.name for node in mute]), seconds(look.rules.mute_after)
         because = f"{names} {'has' if len(mute) == 1 else 'have'} not answered for {silence}"
         return Wish(Reason.NODE_LOST, f"{because} though the job goes on")
-    return None
+    return _without_the_slow(look, job, generation)
+
+
+def _without_the_slow(look: Look, job: Job, generation: Generation) -> Wish | None:
+    """A slow node holds all others up, and a plan that spares it makes steps enough faster."""
+    if generation.state is not GenerationState.RUNNING or generation.kind != "train":
+        return None
+    slow = slow_now(job, generation)
+    if not slow:
+        return None
+    (name, _), factor = max(slow.items(), key=lambda one: one[1])
+    nodes = look.pool.offer(job)
+    choice = choice_for(job, nodes, {**slow_before(job, look.now, look.rules), **slow})
+    if not isinstance(choice, Choice):
+        return None
+    found = weigh(
+        estimated_seconds(job, generation, nodes) * factor,
+        choice.seconds,
+        min_gain=job.spec.plan.min_gain,
+        move_seconds=move_seconds(job, generation, look.rules),
+        seconds_left=(job.spec.steps - generation.committed) * generation.step_seconds,
+        losses=losses_of(job, look.now),
+    )
+    if isinstance(found, Stay):
+        return None
+    return Wish(Reason.STRAGGLER, f"{name} is slow: {factor:.2f}× what its stage usually takes")
 
 
 def time_left(look: Look, job: Job, generation: Generation) -> float:
@@ -64,7 +90,7 @@ def room_to_grow(look: Look, job: Job, generation: Generation) -> Wish | None:
     since = max([generation.launched_at, *(_joined_at(n, look.rules) for n in spares)])
     if not spares or look.now < since + plan.settle or _saves_are_overdue(job, generation):
         return None
-    choice = choice_for(job, nodes)
+    choice = choice_for(job, nodes, slow_before(job, look.now, look.rules))
     if not isinstance(choice, Choice):
         return None
     found = weigh(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from controller.core.jobspec import JobSpec
 from controller.core.states import GenerationState, JobState, NodeState, Reason
 from trainer.contract.costs import LayerCosts
-from trainer.contract.progress import Failed, Halted, NonFinite, Phase
+from trainer.contract.progress import Failed, Halted, NonFinite, Paced, Phase
 from trainer.contract.spec import ResumedFrom, Shape
 
 
@@ -65,6 +65,7 @@ class Node:
     """When its name was last lost, under whatever incarnation; by time."""
     quarantine: Quarantine | None = None
     """The last one of its name."""
+    zone: str | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ class Seat:
     saving_at: float = 0.0
     refused: bool = False
     """It could not carry out such an order."""
+    paces: tuple[Paced, ...] = ()
+    """Its newest few windows of steps."""
     non_finite: NonFinite | None = None
     """What it saw that is not finite: nobody applies that step."""
 
@@ -233,6 +236,10 @@ class EndedGeneration:
     """(node, incarnation) of each of its seats, without repeats, by rank."""
     blamed: str | None = None
     """The node that was at fault, if one alone was."""
+    cuts: tuple[int, ...] = ()
+    seated: tuple[tuple[str, str], ...] = ()
+    paces: tuple[tuple[Paced, ...], ...] = ()
+    """By rank, who sat there and its newest windows; kept of one that ended for a slow node."""
     error: str = ""
     """What failed, in the program's words without who and where; empty: it said nothing."""
     tail: str = ""
@@ -364,6 +371,8 @@ class Rules:
     """A VM that was told to go may go so much before its time."""
     notice_lapses: float = 120.0
     """A VM that is still there so long after its time stays."""
+    slow_lapses: float = 3600.0
+    """A node that was found slow is tried again so long after."""
     move_seconds: float = 2.0
     """A running job grows only when it gains more than that by its end."""
     backoff: float = 1.0

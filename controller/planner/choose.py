@@ -23,6 +23,7 @@ from controller.planner.spots import Spots, spots
 from trainer.contract.spec import Shape
 
 RUNNERS_UP = 3
+_MOST_WITH_SLOW = 6
 _MOST_PLAYED = 12_000
 """Micro-batches x stages of a play: a fifth of a second. Measured: what is added to longer ones
 errs by 0.5 % in the median, 4 % at worst.
@@ -113,6 +114,26 @@ class Planner:
         assert isinstance(entry, _Entry)
         self._play(entry)
         return entry.step_seconds
+
+    def choose_with_slow_last(self, devices: int, factor: float) -> Choice | None:
+        """Of the shapes that use all ``devices``, of which the last is ``factor`` times slower than
+        the others: the last stage gets fewer layers. None: none of them fits.
+        """
+        self._list(devices)
+        all_at_work = [entry for entry in self._entries if entry.shape.world == devices]
+        tried = []
+        for entry in all_at_work[:_MOST_WITH_SLOW]:
+            cutting = self.model.cutting_with_slow_last(entry.shape.depth, factor)
+            spot = spots(entry.shape.depth, entry.shape.replicas, self.problem.devices_per_node)[0]
+            memory = self.problem.device_memory_bytes
+            slowed = self._entry(cutting, entry.shape, spot, memory)
+            if isinstance(slowed, _Entry):
+                self._play(slowed)
+                tried.append(slowed)
+        if not tried:
+            return None
+        best = min(tried, key=lambda e: (e.step_seconds, e.shape.depth))
+        return self._choice(best, (), devices)
 
     def _choose(self, devices: int) -> Choice | NoPlan:
         if refusal := self._refuse_depths(devices):

@@ -5,7 +5,7 @@ adds to each task (its loop, handing over a message) counts on every task.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from controller.planner.balance import cut
@@ -95,6 +95,16 @@ class Model:
         if depth not in self._cuttings:
             self._cuttings[depth] = self.cut_at(cut(self._steady, self._once, depth))
         return self._cuttings[depth]
+
+    def cutting_with_slow_last(self, depth: int, factor: float) -> Cutting:
+        """The last stage's device takes ``factor`` times as long for everything."""
+        once = [seconds * factor for seconds in self._once]
+        cutting = self.cut_at(cut(self._steady, once, depth))
+        *others, last = cutting.times
+        slow = StageTimes(
+            last.forward * factor, last.recompute * factor, last.backward * factor, is_last=True
+        )
+        return replace(cutting, times=(*others, slow))
 
     def cut_at(self, cuts: tuple[int, ...]) -> Cutting:
         """Those very cuts."""

@@ -239,7 +239,7 @@ class _Job:
             grow_at = max(now, self._joined_at + self._policy.settle_seconds)
             until = min(end, grow_at) if grow_at > now else end
             if self._wants_to_grow(now):
-                self._move()
+                now = min(until, now + self._move())
             now = self._pass(now, until)
 
     def _pass(self, now: float, until: float) -> float:
@@ -260,8 +260,8 @@ class _Job:
         each = self._pace.step_seconds
         self.outcome.training_seconds += seconds
         progress = self._part + seconds / each
-        whole = int(progress)
-        self._part = progress - whole
+        whole = int(progress + 1e-9)
+        self._part = max(0.0, progress - whole)
         self._since_saved += [each] * whole
         self._saved_seconds += seconds
         self._save_when_due()
@@ -343,13 +343,15 @@ class _Job:
         )
         return isinstance(found, Move)
 
-    def _move(self) -> None:
-        """All stop after a step and save it: nothing is lost."""
+    def _move(self) -> float:
+        """All stop after a step and save it: nothing is lost. How long that step still took."""
         self.outcome.moves += 1
         assert self._pace is not None
-        self._train((1 - self._part) * self._pace.step_seconds)
+        rest = (1 - self._part) * self._pace.step_seconds
+        self._train(rest)
         self._keep(len(self._since_saved))
         self._launch(self._stops.launch_seconds + self._stops.save(len(self._working)))
+        return rest
 
     def _move_seconds(self, then: Pace) -> float:
         stops = self._stops

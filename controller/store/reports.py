@@ -163,6 +163,10 @@ def _said(
                 at=at, loss=found.loss, samples=found.samples, seconds=found.seconds,
                 metrics=found.metrics,
             )  # fmt: skip
+        case progress.Paced() as paced:
+            if not over:
+                paces = [*(seat.paces or ()), paced.model_dump(mode="json", exclude={"kind"})]
+                _update_seat(connection, seat, paces=paces[-progress.WINDOWS :])
         case progress.PartWritten() as part:
             begun = history.resumed_from(seat.resumed_from)
             take_part(connection, seat.job, part, seat.generation, seat.rank, begun, at)

@@ -34,7 +34,7 @@ from controller.store import conduct, history
 from controller.store.nodes import GONE
 from controller.store.tables import checkpoints, generations, jobs, nodes, orders, parts
 from trainer.contract.costs import LayerCosts
-from trainer.contract.progress import Failed, Halted, NonFinite, Phase
+from trainer.contract.progress import Failed, Halted, NonFinite, Paced, Phase
 
 OVER = [state.value for state in JobState if state.is_over]
 ENDED = GenerationState.ENDED.value
@@ -137,6 +137,7 @@ def _node(row: Any, sign: Sign | None, known: Any | None) -> Node:
         suspect_since=sign.suspect_since if sign else None,
         back_at=sign.back_at if sign else 0.0,
         registered_at=row.registered_at,
+        zone=facts.zone,
         notice=_notice(row.notice) if row.notice else None,
         losses=tuple(known.losses) if known else (),
         quarantine=conduct.quarantine_of(known),
@@ -263,6 +264,7 @@ def _seat(row: Any) -> Seat:
         applied=row.applied,
         halted=Halted.model_validate(row.halted) if row.halted else None,
         halted_at=row.halted_at or 0.0,
+        paces=_paces(row),
         failed=Failed.model_validate(row.failed) if row.failed else None,
         failed_at=row.failed_at or 0.0,
         stopped=row.stopped or 0,
@@ -272,8 +274,13 @@ def _seat(row: Any) -> Seat:
     )
 
 
+def _paces(row: Any) -> tuple[Paced, ...]:
+    return tuple(Paced.model_validate(paced) for paced in row.paces or ())
+
+
 def _ended(row: Any, seated: Sequence[Any]) -> EndedGeneration:
     error, tail = words_of([_seat(seat) for seat in seated])
+    slow = row.end_reason == Reason.STRAGGLER.value
     return EndedGeneration(
         number=row.number,
         kind=row.kind or "",
@@ -287,6 +294,9 @@ def _ended(row: Any, seated: Sequence[Any]) -> EndedGeneration:
         shape=history.shape_of(row.shape),
         nodes=tuple(dict.fromkeys((seat.node, seat.incarnation) for seat in seated)),
         blamed=row.blamed,
+        cuts=tuple(row.cuts) if slow else (),
+        seated=tuple((seat.node, seat.incarnation) for seat in seated) if slow else (),
+        paces=tuple(map(_paces, seated)) if slow else (),
         error=error,
         tail=tail,
     )

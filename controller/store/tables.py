@@ -148,6 +148,7 @@ seats = sa.Table(
     sa.Column("failed", sa.JSON(none_as_null=True)),
     sa.Column("failed_at", Seconds),
     sa.Column("stopped", Number),  # the step that it stopped after, as ordered
+    sa.Column("paces", sa.JSON(none_as_null=True)),  # its newest few windows of steps
     sa.Column("save_failed", sa.Text),  # why it could not write its share while standing still
     sa.Column("exit", sa.JSON(none_as_null=True)),
     sa.Column("exit_at", Seconds),

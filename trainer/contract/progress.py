@@ -113,6 +113,25 @@ class StepCommitted(Frozen):
     """
 
 
+WINDOWS = 3
+"""So many :class:`Paced` in a row tell of a slow rank."""
+
+
+class Paced(Frozen):
+    """How this rank's tasks went in the newest few steps, the first step never among them: means
+    over full micro-batches.
+    """
+
+    kind: Literal["paced"] = "paced"
+    step: int
+    """The last of them."""
+    forward_seconds: float = Field(ge=0)
+    recompute_seconds: float = Field(ge=0)
+    backward_seconds: float = Field(ge=0)
+    reduce_seconds: float = Field(ge=0)
+    """A step's sum of gradients, waiting for the slowest replica included."""
+
+
 class Evaluated(Frozen):
     """The held-out samples, with the weights as they are after step ``step``; all ranks say it."""
 
@@ -228,6 +247,7 @@ Line = Annotated[
     PhaseBegun
     | Inspected
     | StepCommitted
+    | Paced
     | Evaluated
     | PartWritten
     | SaveFailed

@@ -45,7 +45,7 @@ from controller.core.world import (
 )
 from tests.unit.controller.builders import costs_of
 from trainer.contract.checkpoints import FolderName
-from trainer.contract.progress import ExitCode, Failed, Halted, Phase
+from trainer.contract.progress import WINDOWS, ExitCode, Failed, Halted, Paced, Phase
 from trainer.contract.topology import Seat as Place
 from trainer.contract.topology import check_cuts
 
@@ -177,6 +177,9 @@ class Cluster:
                     shape=current.shape,
                     nodes=current.nodes,
                     blamed=blamed,
+                    cuts=current.cuts,
+                    seated=tuple((seat.node, seat.incarnation) for seat in current.seats),
+                    paces=tuple(seat.paces for seat in current.seats),
                     error=error,
                     tail=tail,
                 )
@@ -538,6 +541,13 @@ class Cluster:
     def enter(self, rank: int, phase: Phase, job_id: str = "job_a") -> None:
         """A trainer begins a phase."""
         self._change_seat(job_id, rank, phase=phase, phase_at=self.now)
+
+    def pace(self, *forward_seconds: float, windows: int = WINDOWS) -> None:
+        """Every rank says how its newest windows of steps went: its forwards took so long."""
+        for rank, seconds in enumerate(forward_seconds):
+            one = Paced(step=1, forward_seconds=seconds, recompute_seconds=seconds,
+                        backward_seconds=2 * seconds, reduce_seconds=0.0)  # fmt: skip
+            self._change_seat("job_a", rank, paces=(one,) * windows)
 
     def exit(
         self, rank: int, code: int | None = None, signal: int | None = None, log_tail: str = ""
