@@ -1,9 +1,6 @@
 """Trains well until its ``args["at"]``-th use of ``args["where"]``, and then raises what
-``args["what"]`` says. ``args["when"]``: a file that gets the moment.
+``args["what"]`` says.
 """
-
-import time
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -19,8 +16,6 @@ def use(where):
     USES += 1
     if ARGS["at"] > USES:
         return
-    if "when" in ARGS:
-        Path(ARGS["when"]).write_text(str(time.time()))
     what = ARGS["what"]
     if what == "allocator":
         torch.empty(2**50)
