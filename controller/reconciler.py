@@ -16,9 +16,10 @@ import structlog
 
 from controller.bell import FEED, RECONCILER
 from controller.core.actions import Decision
+from controller.core.assign import foresee
 from controller.core.events import EventType
 from controller.core.reconcile import reconcile
-from controller.core.states import GenerationState, JobState
+from controller.core.states import GenerationState, JobState, NodeState
 from controller.core.world import Generation, Job, Node, World
 from controller.parts import Parts
 from controller.store import events, nodes, pruning
@@ -113,6 +114,8 @@ class Reconciler:
                 log.exception("decision_failed", job=decision.job, because=decision.because)
             else:
                 log.info("decided", job=decision.job, because=decision.because)
+        if not recorded and not self._in_haste:
+            _look_ahead(world)
         return recorded
 
     def _record(self, world: World, decision: Decision) -> Recorder:
@@ -156,6 +159,17 @@ class Reconciler:
             self._flushed_at = now
             heard = {key: sign.heard_at for key, sign in self._parts.presence.signs().items()}
             self._parts.store.write(lambda c: nodes.flush_heard(c, heard), Urgency.BEAT)
+
+
+def _look_ahead(world: World) -> None:
+    """Have the planner find out one answer that a loss may ask for."""
+    for job in world.jobs:
+        if job.state is JobState.RUNNING and job.current is not None:
+            mine = set(job.current.nodes)
+            free = NodeState.READY
+            nodes = [n for n in world.nodes if (n.name, n.incarnation) in mine or n.state is free]
+            if foresee(job, nodes):
+                return
 
 
 def needs_haste(job: Job) -> bool:

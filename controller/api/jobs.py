@@ -12,13 +12,14 @@ from agent import wire
 from controller.api import past, schemas, views
 from controller.api.auth import Caller
 from controller.api.deps import Here, job_row
-from controller.api.errors import ProblemException, StrictRoute
+from controller.api.errors import ProblemException, StrictRoute, not_found
 from controller.bell import FEED, RECONCILER
 from controller.cloud.local import kill_tree
 from controller.core.events import EventType
 from controller.core.states import JobState
 from controller.parts import Parts
 from controller.store import conduct, events, jobs, nodes
+from trainer.contract.costs import LayerCosts
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], route_class=StrictRoute)
 Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -48,6 +49,16 @@ def one_job(here: Here, job: str) -> schemas.JobView:
     """One job."""
     with here.store.read() as connection:
         return views.job_view(connection, job_row(connection, job))
+
+
+@router.get("/{job}/costs")
+def job_costs(here: Here, job: str) -> LayerCosts:
+    """What its program costs, as measured and since learned; 404 before its first launch."""
+    with here.store.read() as connection:
+        row = job_row(connection, job)
+    if row.costs is None:
+        raise not_found(f"costs of {job!r}: nobody has measured it yet")
+    return LayerCosts.model_validate(row.costs)
 
 
 @router.get("/{job}/events")

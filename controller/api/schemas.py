@@ -23,6 +23,7 @@ is named by its id, its name (the newest of that name) or a unique prefix of its
     GET  /jobs/{job}/logs               -> LogView                       ?rank=&generation=&tail=200
                                                                          or &offset=N
     GET  /jobs/{job}/ledger             -> LedgerView
+    GET  /jobs/{job}/costs              -> LayerCosts (trainer/contract/costs.py)
     POST /plans                         PlansRequest -> PlansView        a what-if: no state
     POST /nodes/{node}/actions/{drain|undrain|release} -> 202 NodeView
     GET  /nodes[?all=true]              -> Page[NodeView]                without all, only live ones

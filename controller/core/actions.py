@@ -6,6 +6,7 @@ Each is recorded fenced and carried out idempotently by the reconciler.
 from dataclasses import dataclass
 
 from controller.core.states import GenerationState, JobState, NodeState, Reason
+from trainer.contract.costs import LayerCosts
 from trainer.contract.progress import Ballot
 from trainer.contract.spec import ResumedFrom, RunKind, Shape
 
@@ -193,6 +194,15 @@ class MoveJob:
 
 
 @dataclass(frozen=True)
+class LearnCosts:
+    """Plans are made by these from here on."""
+
+    job: str
+    costs: LayerCosts
+    because: str
+
+
+@dataclass(frozen=True)
 class Condemn:
     """Never load ``folder`` again."""
 
@@ -243,6 +253,7 @@ Action = (
     | MoveGeneration
     | SaveEvery
     | MoveJob
+    | LearnCosts
     | Condemn
     | DeleteCheckpoints
     | MarkDone

@@ -162,6 +162,21 @@ def choice_for(job: Job, nodes: Sequence[Node], slow: Slow = NOBODY) -> Choice |
     return last
 
 
+def foresee(job: Job, nodes: Sequence[Node]) -> bool:
+    """Find out one answer ahead of need: ``job`` runs, and may soon have to do with fewer of
+    ``nodes``. False: all of them are known.
+    """
+    if job.costs is None or not nodes:
+        return False
+    problem = problem_of(job, nodes)
+    planner = planner_of(problem)
+    for count in range(len(nodes), 0, -1):
+        if not planner.knows(count * problem.devices_per_node):
+            planner.choose(count * problem.devices_per_node)
+            return True
+    return False
+
+
 def _choice(job: Job, nodes: Sequence[Node]) -> Choice | NoPlan:
     problem = problem_of(job, nodes)
     devices = sum(devices_of(job, node) for node in nodes)

@@ -24,6 +24,7 @@ from controller.core.actions import (
     DeleteCheckpoints,
     DumpStacks,
     Launch,
+    LearnCosts,
     MarkNode,
     MoveGeneration,
     QuarantineNode,
@@ -43,6 +44,7 @@ from controller.core.ending import Actions, close, end, follow, hold, say, succe
 from controller.core.failing import of_not_finite
 from controller.core.faults import Fault, fault_of
 from controller.core.hangs import Hang, hang_of
+from controller.core.learning import learned
 from controller.core.look import Look
 from controller.core.paths import are_told, worst
 from controller.core.period import has_moved, period_of
@@ -315,7 +317,18 @@ def _go_on(look: Look, job: Job) -> Actions:
     if generation.state is GenerationState.LAUNCHING:
         because = f"Step {generation.committed:,} is done on {times(generation.shape)}."
         moved = (MoveGeneration(job.id, generation.number, GenerationState.RUNNING, because),)
-    return *moved, *said, *_pace(look, job, generation), *_tidy(look, job, generation)
+    more = (*_learn(job, generation), *_pace(look, job, generation))
+    return *moved, *said, *more, *_tidy(look, job, generation)
+
+
+def _learn(job: Job, generation: Generation) -> Actions:
+    """Take what its steps really take into the costs."""
+    if generation.state is not GenerationState.RUNNING:
+        return ()
+    if (costs := learned(job, generation)) is None:
+        return ()
+    because = f"Steps up to {generation.committed:,} have moved the costs that plans are made by."
+    return (LearnCosts(job.id, costs, because),)
 
 
 def _pace(look: Look, job: Job, generation: Generation) -> Actions:

@@ -107,6 +107,10 @@ class Planner:
             self._answers[devices] = self._choose(devices)
         return self._answers[devices]
 
+    def knows(self, devices: int) -> bool:
+        """Whether the answer for so many is there already."""
+        return devices in self._answers
+
     def seconds(self, shape: Shape, cuts: tuple[int, ...]) -> float:
         """What a step of a given plan takes, played as a candidate is."""
         spot = spots(shape.depth, shape.replicas, self.problem.devices_per_node)[0]

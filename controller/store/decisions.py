@@ -109,6 +109,8 @@ class Recorder:
                     self._save_every(action)
                 case actions.MoveJob():
                     self._move_job(action)
+                case actions.LearnCosts():
+                    self._learn_costs(action)
                 case actions.Condemn():
                     self._condemn(action)
                 case actions.DeleteCheckpoints():
@@ -384,6 +386,15 @@ class Recorder:
             )  # fmt: skip
 
     # ---- checkpoints
+
+    def _learn_costs(self, action: actions.LearnCosts) -> None:
+        guarded(
+            self.connection,
+            jobs.update()
+            .where(jobs.c.id == action.job)
+            .values(costs=action.costs.model_dump(mode="json")),
+            f"job {action.job}",
+        )
 
     def _condemn(self, action: actions.Condemn) -> None:
         guarded(

@@ -87,6 +87,7 @@ def test_what_a_job_has_measured_is_known_for_its_program_and_device_kind(
     measured = costs_of(6).model_copy(update={"program": program_key(spec), "device_kind": "cpu"})
     stored = jobs.update().where(jobs.c.id == job).values(costs=measured.model_dump(mode="json"))
     controller.parts.store.write(lambda connection: connection.execute(stored)).result()
+    assert LayerCosts.model_validate(user.get(f"/api/v1/jobs/{job}/costs").json()) == measured
     answer = ask(user).json()
     assert answer["costs_from"].startswith("job ")
     assert len(answer["items"]) == 4

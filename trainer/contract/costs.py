@@ -124,6 +124,22 @@ class LayerCosts(Frozen):
     device_kind: str = ""
     host: str = ""
     """The machine that was measured, for people."""
+    learned_at_step: int = 0
+    """When steps last moved them; 0: as calibrated."""
+
+    def at_level(self, level: float, reducing: float, step: int) -> "LayerCosts":
+        """All layers' seconds times ``level``, the sum of gradients' times ``reducing``."""
+        one = self.reducing()
+        return self.model_copy(
+            update={
+                "layers": tuple(_times(layer, level) for layer in self.layers),
+                "all_reduce": AllReduceCost(
+                    round_seconds=one.round_seconds * reducing,
+                    bytes_per_second=one.bytes_per_second / reducing,
+                ),
+                "learned_at_step": step,
+            }
+        )
 
     def link(self, *, within_node: bool) -> LinkCost:
         """The best that is known of that class."""
@@ -163,6 +179,23 @@ class LayerCosts(Frozen):
             return _between(known[right - 1][1], known[right][1], micro_batch)
         nearest = known[0 if right == 0 else -1][1]
         return _scaled(nearest, micro_batch)
+
+
+def _times(layer: LayerCost, level: float) -> LayerCost:
+    def lifted(one: AtSize) -> AtSize:
+        update = {
+            "forward_seconds": one.forward_seconds * level,
+            "backward_seconds": one.backward_seconds * level,
+        }
+        return one.model_copy(update=update)
+
+    return layer.model_copy(
+        update={
+            "forward_seconds": layer.forward_seconds * level,
+            "backward_seconds": layer.backward_seconds * level,
+            "sizes": tuple(map(lifted, layer.sizes)),
+        }
+    )
 
 
 def _between(low: AtSize, high: AtSize, micro_batch: int) -> AtSize:

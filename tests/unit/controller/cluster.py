@@ -12,6 +12,7 @@ from controller.core.actions import (
     DumpStacks,
     EndGeneration,
     Launch,
+    LearnCosts,
     MarkDone,
     MarkNode,
     MoveGeneration,
@@ -209,6 +210,8 @@ class Cluster:
                     self._change_seat(action.job, survivor.rank, forwarded_at=self.now)
             case Salvage():
                 self._salvage(action)
+            case LearnCosts(job_id, costs):
+                self.jobs[job_id] = replace(self._unfinished(job_id), costs=costs)
             case Condemn(job_id, folder):
                 self._condemn(job_id, (folder,))
             case DeleteCheckpoints(job_id, number, folders):
@@ -545,9 +548,15 @@ class Cluster:
     def pace(self, *forward_seconds: float, windows: int = WINDOWS) -> None:
         """Every rank says how its newest windows of steps went: its forwards took so long."""
         for rank, seconds in enumerate(forward_seconds):
-            one = Paced(step=1, forward_seconds=seconds, recompute_seconds=seconds,
-                        backward_seconds=2 * seconds, reduce_seconds=0.0)  # fmt: skip
-            self._change_seat("job_a", rank, paces=(one,) * windows)
+            self.pace_one(rank, seconds, windows=windows)
+
+    def pace_one(
+        self, rank: int, forward: float, reduce: float = 0.01, windows: int = WINDOWS
+    ) -> None:
+        """One rank does."""
+        one = Paced(step=1, forward_seconds=forward, recompute_seconds=forward,
+                    backward_seconds=2 * forward, reduce_seconds=reduce)  # fmt: skip
+        self._change_seat("job_a", rank, paces=(one,) * windows)
 
     def exit(
         self, rank: int, code: int | None = None, signal: int | None = None, log_tail: str = ""

@@ -1,9 +1,13 @@
-"""Stories of a slow node: named, spared by the next plan, tried again later."""
+"""Stories of what ranks say of their pace: a slow node is spared, costs are learned."""
+
+import pytest
 
 from controller.core.actions import StandStill
+from controller.core.assign import foresee, problem_of
 from controller.core.states import JobState, Reason
 from controller.core.stragglers import slow_before
 from controller.core.world import Rules
+from controller.planner.choose import planner_of
 from controller.planner.cutting import Model
 from tests.unit.controller.builders import job
 from tests.unit.controller.cluster import Cluster
@@ -76,3 +80,43 @@ def test_where_every_node_is_needed_the_slow_one_gets_the_last_stage_and_fewer_l
     launch = launched(cluster)
     assert [seat.node for seat in launch.seats] == ["vm-1", "vm-0"]
     assert launch.cuts[2] - launch.cuts[1] < before.cuts[2] - before.cuts[1]
+
+
+def test_steps_that_take_longer_than_calibrated_move_the_costs_once() -> None:
+    cluster = running(4)
+    before, shape = cluster.jobs["job_a"].costs, cluster.generation().shape
+    assert before is not None and shape is not None
+    times = Model(before, shape.micro_batch).cut_at(cluster.generation().cuts).times
+    cluster.pace(*(2 * times[rank % 2].forward for rank in range(4)))
+    cluster.step(steps=60)
+    cluster.settle()
+    after = cluster.jobs["job_a"].costs
+    assert after is not None and after.learned_at_step == cluster.generation().committed
+    ratio = after.layers[0].forward_seconds / before.layers[0].forward_seconds
+    assert ratio == pytest.approx(2.0)
+    assert not cluster.settle(), "they are known now"
+
+
+def test_costs_that_steps_confirm_are_left_alone() -> None:
+    cluster = running(4)
+    before, shape = cluster.jobs["job_a"].costs, cluster.generation().shape
+    assert before is not None and shape is not None
+    cutting = Model(before, shape.micro_batch).cut_at(cluster.generation().cuts)
+    reduce = cutting.reducing(before, shape.replicas)
+    for rank in range(4):
+        forward = 1.02 * cutting.times[rank % 2].forward
+        cluster.pace_one(rank, forward, reduce[rank % 2])
+    cluster.step(steps=60)
+    cluster.settle()
+    assert cluster.jobs["job_a"].costs is before
+
+
+def test_answers_for_fewer_nodes_are_found_out_ahead_of_need_one_at_a_time() -> None:
+    cluster = running(4)
+    job_, nodes = cluster.jobs["job_a"], tuple(cluster.nodes.values())
+    planner = planner_of(problem_of(job_, nodes))
+    asked = 0
+    while foresee(job_, nodes):
+        asked += 1
+    assert asked <= 4
+    assert all(planner.knows(count) for count in range(1, 5))

@@ -1,0 +1,51 @@
+"""What steps really take, taken into the costs that plans are made by. PURE.
+
+Layers keep their proportions, which a calibration sees better; their common level follows the
+ranks' tasks (the median over stages of what they take of what was calibrated), and the sum of
+gradients follows the rank that waited least for others. Nothing is learned while a node is slow,
+and nothing that moves costs by less than :data:`MOVED`: tables are made anew when they move.
+"""
+
+from statistics import median
+
+from controller.core.stragglers import slow_now
+from controller.core.world import Generation, Job
+from controller.planner.cutting import Model
+from trainer.contract.costs import LayerCosts
+from trainer.contract.progress import WINDOWS
+from trainer.contract.topology import Seat
+
+MOVED = 0.03
+STEPS = 50
+"""Between two looks."""
+_MOST_AT_ONCE = 4.0
+
+
+def learned(job: Job, generation: Generation) -> LayerCosts | None:
+    """The costs as its steps say they are; None: as they are known, or too early to say."""
+    costs, shape = job.costs, generation.shape
+    if costs is None or shape is None or not generation.cuts:
+        return None
+    if abs(generation.committed - costs.learned_at_step) < STEPS:
+        return None
+    if any(len(seat.paces) < WINDOWS for seat in generation.seats) or slow_now(job, generation):
+        return None
+    cutting = Model(costs, shape.micro_batch).cut_at(generation.cuts)
+    levels, reduced = [], []
+    expected = cutting.reducing(costs, shape.replicas)
+    for seat in generation.seats:
+        stage = Seat.of(seat.rank, shape).stage
+        took = median(p.forward_seconds + p.backward_seconds for p in seat.paces)
+        usual = cutting.times[stage].forward + cutting.times[stage].backward
+        levels += [took / usual] if usual else []
+        if expected[stage]:
+            reduced.append(min(p.reduce_seconds for p in seat.paces) / expected[stage])
+    level = _bounded(median(levels)) if levels else 1.0
+    reducing = _bounded(min(reduced)) if reduced else 1.0
+    if abs(level - 1) < MOVED and abs(reducing - 1) < MOVED:
+        return None
+    return costs.at_level(level, reducing, generation.committed)
+
+
+def _bounded(factor: float) -> float:
+    return min(_MOST_AT_ONCE, max(1 / _MOST_AT_ONCE, factor))
