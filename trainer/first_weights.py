@@ -8,7 +8,9 @@ weights are loaded back as a trainer would: what cannot be trained is refused he
 """
 
 import random
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -16,9 +18,17 @@ import torch
 from torch import nn
 
 from trainer import initial
-from trainer.checkpoint import LayerState, write_marker, write_part
+from trainer.checkpoint import LayerState, read_layers, write_marker, write_part
 from trainer.contract.checkpoints import PartHeader
-from trainer.contract.progress import Finished, Inspected, Line, Phase, PhaseBegun
+from trainer.contract.costs import MovingCost
+from trainer.contract.progress import (
+    Finished,
+    Inspected,
+    Line,
+    PartWritten,
+    Phase,
+    PhaseBegun,
+)
 from trainer.contract.spec import RunSpec
 from trainer.contract.topology import MicroBatch
 from trainer.data import Batches
@@ -62,7 +72,6 @@ def run(spec: RunSpec, report: Report) -> None:
     )
     if probed is not None:
         costs = probed.added_to(costs)
-    report(Inspected(costs=costs, samples=batches.position.samples))
 
     report(PhaseBegun(phase=Phase.SAVE))
     header = PartHeader(
@@ -75,8 +84,29 @@ def run(spec: RunSpec, report: Report) -> None:
         outside=program.outside,
     )
     write_marker(spec.saving.root, spec.generation, None)
-    report(write_part(spec.saving.root, header.folder, header, states))
+    written = write_part(spec.saving.root, header.folder, header, states)
+    moving = _moving(written, Path(spec.saving.root) / header.folder, states, costs.moving)
+    costs = costs.model_copy(update={"moving": moving})
+    report(Inspected(costs=costs, samples=batches.position.samples))
+    report(written)
     report(Finished(step=0))
+
+
+def _moving(
+    written: PartWritten, folder: Path, states: Mapping[int, LayerState], known: MovingCost
+) -> MovingCost:
+    """How fast checkpoints go out, and come back, as far as these files and the largest tell."""
+    sizes = {i: sum(p.nbytes for p in state.parameters.values()) for i, state in states.items()}
+    largest = max(sizes, key=lambda layer: sizes[layer])
+    began = time.monotonic()
+    read_layers(folder, [largest])
+    took, size = time.monotonic() - began, sizes[largest]
+    return known.model_copy(
+        update={
+            "write_bytes_per_second": max(1, written.num_bytes) / max(1e-6, written.seconds),
+            "load_bytes_per_second": max(1, size) / max(1e-6, took),
+        }
+    )
 
 
 def _probe(spec: RunSpec, report: Report) -> Probed | None:
@@ -84,8 +114,12 @@ def _probe(spec: RunSpec, report: Report) -> Probed | None:
     if spec.shape.world == 1 or spec.glance:
         return None
     report(PhaseBegun(phase=Phase.RENDEZVOUS))
+    began = time.monotonic()
     try:
-        return probe(spec, meet(spec, ()))
+        groups = meet(spec, ())
+        met = time.monotonic() - began
+        probed = probe(spec, groups)
+        return replace(probed, rendezvous_seconds=met) if probed else None
     except PeerLostError:
         return None
     finally:

@@ -38,6 +38,8 @@ class Probed:
     task_seconds: float
     """What handing over a message takes of the main loop."""
     link_jitter: float
+    rendezvous_seconds: float = 0.0
+    """Until all ranks had met."""
 
     def added_to(self, costs: LayerCosts) -> LayerCosts:
         """The costs with the network in them."""
@@ -48,6 +50,9 @@ class Probed:
                 "all_reduce": self.all_reduce,
                 "task_seconds": self.task_seconds,
                 "jitter": costs.jitter.model_copy(update={"link": self.link_jitter}),
+                "moving": costs.moving.model_copy(
+                    update={"rendezvous_seconds": self.rendezvous_seconds}
+                ),
             }
         )
 
