@@ -9,7 +9,7 @@ from trainer.contract.schedule import Kind
 from trainer.pipeline import Pipeline
 
 STEPS = 5
-SECONDS = 1.0
+SECONDS = 2.0
 """A window is so many steps, and no shorter than that."""
 
 

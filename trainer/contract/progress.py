@@ -113,8 +113,8 @@ class StepCommitted(Frozen):
     """
 
 
-WINDOWS = 3
-"""So many :class:`Paced` in a row tell of a slow rank."""
+WINDOWS = 5
+"""So many :class:`Paced` in a row tell of a slow rank: on a busy machine anybody is, for a while."""
 
 
 class Paced(Frozen):

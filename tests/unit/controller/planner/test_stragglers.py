@@ -41,7 +41,7 @@ def test_nobody_is_slow_within_the_factor() -> None:
 
 
 def test_one_slow_window_makes_nobody_slow_nor_do_too_few() -> None:
-    mixed = {**steady(1.0, 1.0), 2: windows(2.0, 1.0, 2.0)}
+    mixed = {**steady(1.0, 1.0), 2: windows(*[2.0] * (WINDOWS - 1), 1.0)}
     assert slow_ranks(mixed, shape(1, 3), 1.3) == []
     few = {**steady(1.0, 1.0), 2: windows(2.0, 2.0)}
     assert slow_ranks(few, shape(1, 3), 1.3) == []
