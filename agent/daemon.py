@@ -131,7 +131,8 @@ async def _run(settings: Settings) -> None:
 
 
 async def _be(settings: Settings) -> None:
-    devices, host = machine.devices(settings.devices), machine.data_host(settings.address)
+    devices = machine.devices(settings.devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    host = machine.data_host(settings.address)
     sessions = Sessions(settings.folder / "sessions.json", machine.boot_id())
     if left := sessions.sweep():
         log.warning("killed what an earlier agent left running", sessions=left)

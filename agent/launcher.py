@@ -28,8 +28,16 @@ _LONGEST_LINE = 16 << 20
 """Bytes; a trainer that says more in a line is out of its mind."""
 _LAST_LINES_SECONDS = 2.0
 """How long a dead trainer's socket may stay open: an orphan of it may hold it for a moment."""
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""The zygote's environment: importing numpy or torch must not start threads."""
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+"""The zygote's: importing numpy or torch must not start threads. ``cuda:N`` counts as nvidia-smi
+does, and who asks whether there is a GPU must not touch CUDA, or no fork could use it.
+"""
 
 
 class LaunchError(Exception):
@@ -188,7 +196,7 @@ class Zygote:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # our own standard output is for data
-                env=os.environ | _ONE_THREAD,
+                env=os.environ | _ENVIRONMENT,
                 start_new_session=True,  # Ctrl-C is for us to answer
             )
         return await cls(ours, process)._once_ready()

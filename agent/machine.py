@@ -4,6 +4,8 @@ import os
 import shutil
 import socket
 import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -64,24 +66,62 @@ def data_host(controller: tuple[str, int]) -> str:
         raise MachineError(f"no way to the controller at {host}: {error.strerror}") from error
 
 
-def devices(wanted: Literal["auto", "cpu", "cuda"]) -> tuple[Device, ...]:
-    """One device a trainer: every GPU, else the CPU as one. Raises MachineError."""
-    gpus = () if wanted == "cpu" else _gpus()
+def devices(
+    wanted: Literal["auto", "cpu", "cuda"], visible: str | None = None
+) -> tuple[Device, ...]:
+    """One device a trainer: every GPU, else the CPU as one. Raises MachineError.
+
+    ``visible``: CUDA_VISIBLE_DEVICES, which trainers inherit. The GPUs are then those, in its
+    order; their indexes are always what CUDA calls them in here.
+    """
+    gpus = () if wanted == "cpu" else tuple(_numbered(_visible(_gpus(), visible)))
     if wanted == "cuda" and not gpus:
-        raise MachineError("--devices cuda: nvidia-smi shows no GPU here")
+        among = "" if visible is None else f" among CUDA_VISIBLE_DEVICES={visible}"
+        raise MachineError(f"--devices cuda: nvidia-smi shows no GPU here{among}")
     return gpus or (Device(kind="cpu", index=0, memory_bytes=psutil.virtual_memory().total),)
 
 
-def _gpus() -> tuple[Device, ...]:
+@dataclass(frozen=True)
+class _Gpu:
+    index: str
+    uuid: str
+    name: str
+    memory_bytes: int
+
+
+def _gpus() -> list[_Gpu]:
+    """All of the machine; none when there is no driver, or it does not answer."""
     if not (tool := shutil.which("nvidia-smi")):
-        return ()
-    query = [tool, "--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits"]
+        return []
+    query = [tool, "--query-gpu=index,uuid,memory.total,name", "--format=csv,noheader,nounits"]
     try:
         listed = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
-        return ()
-    rows = (line.split(", ") for line in listed.stdout.splitlines())
-    return tuple(
-        Device(kind="cuda", index=int(index), name=name, memory_bytes=int(mebibytes) << 20)
-        for index, name, mebibytes in rows
-    )
+        return []
+    rows = (line.split(", ", 3) for line in listed.stdout.splitlines())
+    return [
+        _Gpu(index, uuid, name, _memory(mebibytes))
+        for index, uuid, mebibytes, name in (row for row in rows if len(row) == 4)
+    ]
+
+
+def _memory(mebibytes: str) -> int:
+    """A GPU that shares the machine's memory has no number of its own."""
+    return int(mebibytes) << 20 if mebibytes.isdecimal() else psutil.virtual_memory().total
+
+
+def _visible(gpus: list[_Gpu], visible: str | None) -> Iterator[_Gpu]:
+    """As CUDA reads it: indexes or beginnings of UUIDs, up to the first that is none."""
+    if visible is None:
+        yield from gpus
+        return
+    for wanted in map(str.strip, visible.split(",")):
+        found = [g for g in gpus if g.index == wanted or (wanted and g.uuid.startswith(wanted))]
+        if len(found) != 1:
+            return
+        yield found[0]
+
+
+def _numbered(gpus: Iterable[_Gpu]) -> Iterator[Device]:
+    for index, gpu in enumerate(gpus):
+        yield Device(kind="cuda", index=index, name=gpu.name, memory_bytes=gpu.memory_bytes)
