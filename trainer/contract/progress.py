@@ -114,7 +114,7 @@ class StepCommitted(Frozen):
 
 
 WINDOWS = 5
-"""So many :class:`Paced` in a row tell of a slow rank: on a busy machine anybody is, for a while."""
+"""So many :class:`Paced` in a row tell of a slow rank: on a busy machine anybody is for a while."""
 
 
 class Paced(Frozen):
