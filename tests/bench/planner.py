@@ -30,8 +30,8 @@ from trainer.contract.schedule import static_order
 from trainer.contract.spec import Address, Program, RunSpec, Saving, Shape, Training
 
 SHAPES = ["1x1", "2x1", "3x1", "4x1", "6x1", "1x2", "2x2", "3x2", "4x2", "1x4", "2x4", "1x8"]
-LAYER_SECONDS = [0.002, 0.004, 0.004, 0.004, 0.004, 0.004, 0.004, 0.003]
-BATCH, MICRO_BATCH, WARM, STEPS = 32, 2, 2, 9
+LAYER_SECONDS = [0.003, 0.006, 0.006, 0.006, 0.006, 0.006, 0.006, 0.0045]
+BATCH, MICRO_BATCH, WARM, STEPS = 32, 2, 1, 6
 
 
 def main() -> None:
