@@ -12,10 +12,10 @@ AZURITE := $(VENV)/azurite/node_modules/.bin/azurite-blob
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install demo test soak lint fmt bench clean debs
+.PHONY: help install demo test soak gpu lint fmt bench clean debs
 
 help:
-	@echo "make demo | test | lint | fmt | soak | bench NAME=… | install | clean"
+	@echo "make demo | test | lint | fmt | soak | gpu | bench NAME=… | install | clean"
 
 install: $(INSTALLED)
 
@@ -56,6 +56,10 @@ test: install $(CORPUS) $(AZURITE)
 
 soak: install $(CORPUS)
 	$(BIN)/pytest -q -m soak --timeout 3600 $(ARGS)
+
+# On a machine with CUDA devices and a torch that is built for them; elsewhere it says what is missing.
+gpu: install
+	$(BIN)/pytest -q -m gpu $(ARGS)
 
 bench: install $(CORPUS)
 	$(BIN)/python -m tests.bench.$(NAME) $(ARGS)

@@ -42,7 +42,8 @@ from trainer.contract.checkpoints import (
 from trainer.contract.durable import make_folder, sync_folder, temporary_name, write_synced
 from trainer.contract.progress import PartWritten
 from trainer.contract.spec import ResumedFrom
-from trainer.layerfile import LayerState, decode, encode
+from trainer.device import CPU, Device
+from trainer.layerfile import LayerState, decode, encode, placed
 
 __all__ = [
     "CheckpointError",
@@ -200,8 +201,11 @@ def read_header(folder: str | Path) -> PartHeader:
     return parts[0]
 
 
-def read_layers(folder: str | Path, layers: Iterable[int]) -> dict[int, LayerState]:
-    """The state of ``layers`` from the checkpoint ``folder``, whatever shape wrote it.
+def read_layers(
+    folder: str | Path, layers: Iterable[int], device: Device = CPU
+) -> dict[int, LayerState]:
+    """The state of ``layers`` from the checkpoint ``folder``, whatever shape wrote it, each moved
+    to ``device`` as soon as it is read.
 
     A tied weight is there in every layer that holds it, as the same tensors as its owner's; so
     ``parameters`` has all of a layer's names and ``aliases`` says which are not its own. Raises
@@ -214,7 +218,7 @@ def read_layers(folder: str | Path, layers: Iterable[int]) -> dict[int, LayerSta
     def read(layer: int) -> LayerState:
         if layer not in files:
             raise _lost(path, skipped, f"has no part that holds layer {layer}")
-        return _read_layer(path, files[layer])
+        return placed(_read_layer(path, files[layer]), device.place)
 
     wanted = tuple(layers)
     owners = [_layer_of(o) for i in wanted if i in files for o in files[i].aliases.values()]

@@ -5,8 +5,9 @@ watches the sockets of the process groups: when a peer dies, the kernel tells ea
 and directly, so each names the same rank within a millisecond.
 
 A *halt* shuts down every connected socket of the groups (never a listening one: gloo would abort
-the process), which ends any wait of the main thread; it then stands still with its state intact
-and does what it is ordered, until it is told to leave, its limbo runs out, or the agent is gone.
+the process) and aborts NCCL, which ends any wait of the main thread; it then stands still with its
+state intact and does what it is ordered, until it is told to leave, its limbo runs out, or the
+agent is gone.
 The reading side goes at once, which no peer can see; the writing side a little later, so that
 errors travel on but nobody takes one who halted for the one who died.
 """
@@ -100,6 +101,7 @@ class Control:
         self._backlog = bytearray()
         self._is_flushed = threading.Condition(self._lock)
         self._peers: dict[int, tuple[socket.socket, int | None]] = {}
+        self._abort: Callable[[], None] = lambda: None
         self._cause: _Cause | None = None
         self._is_halted = threading.Event()
         self._is_standing = False
@@ -129,8 +131,12 @@ class Control:
         """Say that ``phase`` begins."""
         self.say(PhaseBegun(phase=phase))
 
-    def watch(self, sockets: Mapping[socket.socket, int | None]) -> None:
-        """From now on the end of one of ``sockets`` halts the trainer; its rank is the suspect."""
+    def watch(self, sockets: Mapping[socket.socket, int | None], abort: Callable[[], None]) -> None:
+        """From now on the end of one of ``sockets`` halts the trainer; its rank is the suspect.
+
+        ``abort``, which returns at once, ends those waits of the main thread that no socket ends.
+        """
+        self._abort = abort
         for connected, rank in sockets.items():
             self._peers[connected.fileno()] = connected, rank
             self._epoll.register(connected.fileno(), select.EPOLLRDHUP)
@@ -159,6 +165,7 @@ class Control:
                 self._give_up_at = time.monotonic() + COME_BACK_SECONDS
         self._is_halted.set()
         self._shut_down(socket.SHUT_RD)
+        self._abort()
         os.eventfd_write(self._wake, 1)
 
     def halt_after_error(self, cause: str, suspects: tuple[int, ...]) -> None:

@@ -19,12 +19,15 @@ from trainer.contract.checkpoints import DataPosition
 from trainer.contract.samples import positions_of, sample_at
 from trainer.contract.spec import Training
 from trainer.contract.topology import MicroBatch
+from trainer.device import CPU, Device
 from trainer.program import Dataset, ProgramError
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch: tensors stacked along a first dimension of samples, and the samples' ids."""
+    """One micro-batch: tensors stacked along a first dimension of samples, on the device, and the
+    samples' ids.
+    """
 
     tensors: dict[str, Tensor]
     ids: tuple[int, ...]
@@ -33,8 +36,9 @@ class Batch:
 class Batches:
     """The dataset in the order of the job's seed."""
 
-    def __init__(self, dataset: Dataset, training: Training) -> None:
+    def __init__(self, dataset: Dataset, training: Training, device: Device = CPU) -> None:
         self._dataset = dataset
+        self._device = device
         self._samples = len(dataset)
         self._training = training
 
@@ -54,14 +58,15 @@ class Batches:
         of_step = positions_of(step, self._training.batch_size)
         positions = of_step[micro_batch.start : micro_batch.start + micro_batch.size]
         ids = tuple(sample_at(position, self._samples, seed) for position in positions)
-        return _batch(self._dataset, ids, seed, positions)
+        return _batch(self._dataset, ids, seed, positions, self._device)
 
 
 class HeldOut:
     """The evaluation's samples, in their own order."""
 
-    def __init__(self, dataset: Dataset, seed: int) -> None:
+    def __init__(self, dataset: Dataset, seed: int, device: Device = CPU) -> None:
         self._dataset = dataset
+        self._device = device
         self._seed = seed
 
     def __len__(self) -> int:
@@ -70,10 +75,12 @@ class HeldOut:
     def fetch(self, micro_batch: MicroBatch) -> Batch:
         """The samples of ``micro_batch``. Raises ProgramError."""
         ids = range(micro_batch.start, micro_batch.start + micro_batch.size)
-        return _batch(self._dataset, ids, self._seed, ids)
+        return _batch(self._dataset, ids, self._seed, ids, self._device)
 
 
-def _batch(dataset: Dataset, ids: Sequence[int], seed: int, positions: Sequence[int]) -> Batch:
+def _batch(
+    dataset: Dataset, ids: Sequence[int], seed: int, positions: Sequence[int], device: Device
+) -> Batch:
     """These samples, each drawn with the generators seeded by ``seed`` and its position."""
     with generators.restored():
         samples = []
@@ -81,7 +88,8 @@ def _batch(dataset: Dataset, ids: Sequence[int], seed: int, positions: Sequence[
             generators.seed_all(seed, position)
             sample = dataset[index]
             samples.append({str(k): _tensor(v, index, str(k)) for k, v in sample.items()})
-    return Batch(_stack(samples, ids), tuple(ids))
+    stacked = _stack(samples, ids)
+    return Batch({key: device.feed(tensor) for key, tensor in stacked.items()}, tuple(ids))
 
 
 def same_data(saved: DataPosition, current: DataPosition) -> None:

@@ -58,21 +58,26 @@ class Dropout(nn.Module):
             return x
         if not _here:
             return functional.dropout(x, self.p)
-        return x.masked_fill(dropped(_here[0], x.shape, self.p), 0.0) / (1 - self.p)
+        return x.masked_fill(dropped(_here[0], x.shape, self.p, x.device), 0.0) / (1 - self.p)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
 
 
-def dropped(place: Place, shape: torch.Size, p: float) -> Tensor:
-    """The next mask of ``place``: true where an element is dropped."""
+def dropped(
+    place: Place, shape: torch.Size, p: float, device: torch.device | None = None
+) -> Tensor:
+    """The next mask of ``place``: true where an element is dropped. The same on every device."""
     key = 0
     for number in (place.seed, place.step, place.layer, place.drawn):
         key = mix32(key << 32 ^ number)
     place.drawn += 1
     samples = [_signed(mix32(key << 32 ^ (place.first + i))) for i in range(shape[0])]
-    elements = torch.arange(shape[1:].numel(), dtype=torch.int32)
-    hashes = torch.tensor(samples, dtype=torch.int32)[:, None] ^ elements[None]
+    elements = torch.arange(shape[1:].numel(), dtype=torch.int32, device=device)
+    keys = torch.tensor(samples, dtype=torch.int32)
+    if elements.is_cuda:  # pinned: else the copy would wait for all that the GPU is at
+        keys = keys.pin_memory().to(elements.device, non_blocking=True)
+    hashes = keys[:, None] ^ elements[None]
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):  # murmur3's finalizer
         hashes ^= (hashes >> shift).bitwise_and_((1 << (32 - shift)) - 1)
         if factor != 1:

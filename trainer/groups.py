@@ -1,14 +1,20 @@
 """Meeting the other ranks of a generation: interface, store, process groups, and their sockets.
 
 All groups are made here, at the start, so that the store may be lost later. Whose socket is whose
-is found out once, for the control thread to watch. The groups are gloo's own objects: torch's
-``new_group`` wants every rank at every group, or names a group by how many a rank has made before.
+is found out once, for the control thread to watch. The groups are gloo's and NCCL's own objects:
+torch's ``new_group`` wants every rank at every group, or names a group by how many a rank has made.
+
+On GPUs gradients are summed by NCCL. It works on the GPU's stream: a call returns at once, and a
+peer that died is no error but a kernel that never ends. The vote and the links stay gloo's, whose
+sockets tell of that death; the control thread then aborts NCCL.
 """
 
 import json
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -16,6 +22,7 @@ from typing import Any
 
 import psutil
 import torch
+import torch.distributed
 from torch import Tensor
 from torch.distributed import (  # type: ignore[attr-defined]  # torch's stubs miss some
     PrefixStore,
@@ -27,6 +34,18 @@ from torch.distributed import (  # type: ignore[attr-defined]  # torch's stubs m
 
 from trainer.contract.spec import Address, RunSpec
 from trainer.contract.topology import Seat
+from trainer.device import CPU, Device
+
+_LOOK_SECONDS = 5e-5
+_NCCL = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_BLOCKING_WAIT": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+}
+"""Torch's own watchdog stands by: it would take the process down, and with it the state that a
+halted trainer keeps.
+"""
 
 
 class PeerLostError(Exception):
@@ -48,37 +67,103 @@ class Group:
         """Meets the others, each of whom must come. Raises RuntimeError."""
         self._ranks = tuple(ranks)
         self._others = tuple(rank for rank in ranks if rank != me)
-        # Any: the stubs do not know the operations
-        self._gloo: Any = ProcessGroupGloo(store, self._ranks.index(me), len(ranks), timeout)
+        self._backend = self._made(store, self._ranks.index(me), len(ranks), timeout)
+
+    def _made(self, store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+        """Any: the stubs do not know the operations."""
+        return ProcessGroupGloo(store, rank, size, timeout)
 
     def sum(self, *tensors: Tensor) -> None:
         """Replace each by its sum over all ranks."""
         with _blaming(self._others):
-            works: list[Work] = [self._gloo.allreduce([tensor]) for tensor in tensors]
-            for work in works:
-                work.wait()
+            self._wait([self._backend.allreduce([tensor]) for tensor in tensors])
 
     def share(self, tensor: Tensor, source: int) -> None:
         """Replace it by rank ``source``'s."""
         with _blaming(self._others):
-            self._gloo.broadcast(tensor, self._ranks.index(source)).wait()
+            self._wait([self._backend.broadcast(tensor, self._ranks.index(source))])
+
+    def settle(self) -> None:
+        """Return once what was summed and shared can be relied on; with gloo it always can."""
+
+    def abort(self) -> None:
+        """End what no socket ends; with gloo there is nothing."""
+
+    def _wait(self, works: Sequence[Work]) -> None:
+        for work in works:
+            work.wait()
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Everybody's, in rank order; all of one shape."""
         every = [torch.empty_like(tensor) for _ in self._ranks]
         with _blaming(self._others):
-            self._gloo.allgather([every], [tensor]).wait()
+            self._backend.allgather([every], [tensor]).wait()
         return every
 
     def send(self, tensor: Tensor, to: int, tag: int) -> "Sending":
         """Start to send; ``tensor`` must not change until that has ended."""
         with _blaming((to,)):
-            return Sending(self._gloo.send([tensor], self._ranks.index(to), tag), tensor, to)
+            return Sending(self._backend.send([tensor], self._ranks.index(to), tag), tensor, to)
 
     def receive(self, tensor: Tensor, source: int, tag: int) -> None:
         """Wait for a message and put it into ``tensor``."""
         with _blaming((source,)):
-            self._gloo.recv([tensor], self._ranks.index(source), tag).wait()
+            self._backend.recv([tensor], self._ranks.index(source), tag).wait()
+
+
+class NcclGroup(Group):
+    """The same for tensors on GPUs, :meth:`sum` and :meth:`share` alone."""
+
+    def __init__(
+        self, ranks: Sequence[int], me: int, store: Store, timeout: timedelta, device: Device
+    ) -> None:
+        """Meets the others, each of whom must come. Raises RuntimeError, PeerLostError."""
+        self._device = device
+        self._newest: Work | None = None
+        self._is_aborted = threading.Event()
+        super().__init__(ranks, me, store, timeout)
+        self.sum(torch.zeros(1, device=device.torch))  # the first call makes the communicator
+        self.settle()
+
+    def _made(self, store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+        nccl: Any = getattr(torch.distributed, "ProcessGroupNCCL", None)
+        if nccl is None:
+            raise RuntimeError("this torch is built without NCCL")
+        os.environ |= _NCCL
+        options = nccl.Options()
+        options._timeout = timeout
+        return nccl(store, rank, size, options)
+
+    def _wait(self, works: Sequence[Work]) -> None:
+        """Only the GPU's stream waits."""
+        super()._wait(works)
+        self._newest = works[-1] if works else self._newest
+
+    def settle(self) -> None:
+        """Return once all of it is on the GPU, whole. Raises PeerLostError.
+
+        It looks again and again instead of waiting in the driver: a thread that waits there can
+        keep an abort from ending what it waits for.
+        """
+        mark = self._device.mark()
+        while not (self._is_newest_over() and self._device.is_reached(mark)):
+            time.sleep(_LOOK_SECONDS)
+        self._newest = None
+
+    def _is_newest_over(self) -> bool:
+        """``is_completed`` asks NCCL for errors too."""
+        is_over = self._newest is None or self._newest.is_completed()
+        if self._is_aborted.is_set():
+            raise PeerLostError(self._others, "NCCL was aborted")
+        if is_over and self._newest and (error := self._newest.exception()) is not None:
+            raise PeerLostError(self._others, f"NCCL: {error}".partition("\n")[0])
+        return is_over
+
+    def abort(self) -> None:
+        """End what is under way on the GPU; beside whoever calls, for it may take its time."""
+        if not self._is_aborted.is_set():
+            self._is_aborted.set()
+            threading.Thread(target=self._backend.abort, name="abort-nccl", daemon=True).start()
 
 
 @dataclass(frozen=True)
@@ -117,8 +202,21 @@ class Groups:
     where addresses are translated on the way).
     """
 
+    def settle(self) -> None:
+        """Return once all sums can be relied on. Raises PeerLostError."""
+        for group in self._summing():
+            group.settle()
 
-def meet(spec: RunSpec, tied_stages: Iterable[tuple[int, ...]]) -> Groups:
+    def abort(self) -> None:
+        """End every wait that no socket ends; returns at once."""
+        for group in self._summing():
+            group.abort()
+
+    def _summing(self) -> list[Group]:
+        return [*([self.replicas] if self.replicas else []), *self.ties.values()]
+
+
+def meet(spec: RunSpec, tied_stages: Iterable[tuple[int, ...]], device: Device = CPU) -> Groups:
     """Make all process groups of ``spec``'s rank; a world of one rank meets nobody.
 
     ``tied_stages``: the sets of stages that hold a weight together. Raises RendezvousError.
@@ -127,38 +225,56 @@ def meet(spec: RunSpec, tied_stages: Iterable[tuple[int, ...]]) -> Groups:
         return Groups()
     if spec.store is None:
         raise ValueError(f"a world of {spec.shape.world} ranks needs a store")
-    os.environ["GLOO_SOCKET_IFNAME"] = interface_of(spec.data_host)
+    interface = interface_of(spec.data_host)
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # an operator may know better
     try:
-        return _meet(spec, spec.store, tied_stages)
+        return _meet(spec, spec.store, tied_stages, device)
     except (RuntimeError, PeerLostError) as error:
         raise RendezvousError(f"could not meet the other ranks: {error}") from error
 
 
-def _meet(spec: RunSpec, address: Address, tied_stages: Iterable[tuple[int, ...]]) -> Groups:
+def _meet(
+    spec: RunSpec, address: Address, tied_stages: Iterable[tuple[int, ...]], device: Device
+) -> Groups:
     shape, timeout = spec.shape, timedelta(seconds=spec.timeout_seconds)
     store = TCPStore(
         address.host, address.port, is_master=False, wait_for_workers=False, timeout=timeout
     )
     before = _descriptors()
 
-    def group(name: str, ranks: Sequence[int]) -> Group:
-        prefix = f"{spec.job}/{spec.generation}/{name}"
-        return Group(ranks, spec.rank, PrefixStore(prefix, store), timeout)
+    def prefixed(name: str) -> PrefixStore:
+        return PrefixStore(f"{spec.job}/{spec.generation}/{name}", store)
+
+    def gloo(name: str, ranks: Sequence[int]) -> Group:
+        return Group(ranks, spec.rank, prefixed(name), timeout)
+
+    def nccl(name: str, ranks: Sequence[int]) -> Group:
+        return NcclGroup(ranks, spec.rank, prefixed(name), timeout, device)
 
     me = Seat.of(spec.rank, shape)
-    of_my_stage = [Seat(me.stage, replica).rank(shape) for replica in range(shape.replicas)]
     with_my_stage = {stages for stages in tied_stages if me.stage in stages and len(stages) > 1}
-    world = group("world", range(shape.world))
-    replicas = group(f"stage-{me.stage}", of_my_stage) if shape.replicas > 1 else None
-    ties = {
-        stages: group(
-            f"replica-{me.replica}-stages-{stages}",
-            [Seat(s, me.replica).rank(shape) for s in stages],
-        )
-        for stages in sorted(with_my_stage)
-    }
-    sockets = _connected(_descriptors() - before)
-    return Groups(world, replicas, ties, _whose(sockets, world))
+
+    def summing(
+        group: Callable[[str, Sequence[int]], Group],
+    ) -> tuple[Group | None, dict[tuple[int, ...], Group]]:
+        of_my_stage = [Seat(me.stage, replica).rank(shape) for replica in range(shape.replicas)]
+        replicas = group(f"stage-{me.stage}", of_my_stage) if shape.replicas > 1 else None
+        ties = {
+            stages: group(
+                f"replica-{me.replica}-stages-{stages}",
+                [Seat(s, me.replica).rank(shape) for s in stages],
+            )
+            for stages in sorted(with_my_stage)
+        }
+        return replicas, ties
+
+    world = gloo("world", range(shape.world))
+    if device.kind == "cuda":  # NCCL opens and closes sockets as it likes: not to be watched
+        sockets = _whose(_connected(_descriptors() - before), world)
+        return Groups(world, *summing(nccl), sockets)
+    replicas, ties = summing(gloo)
+    return Groups(world, replicas, ties, _whose(_connected(_descriptors() - before), world))
 
 
 def interface_of(host: str) -> str:

@@ -77,6 +77,24 @@ class LayerState:
     """
 
 
+def placed(state: LayerState, place: Callable[[Tensor], Tensor]) -> LayerState:
+    """The same elsewhere; what an optimizer keeps as a single number stays, for it may count on
+    the host.
+    """
+    return LayerState(
+        parameters={name: place(tensor) for name, tensor in state.parameters.items()},
+        buffers={name: place(tensor) for name, tensor in state.buffers.items()},
+        optimizer={
+            name: {
+                key: place(value) if isinstance(value, Tensor) and value.ndim else value
+                for key, value in moments.items()
+            }
+            for name, moments in state.optimizer.items()
+        },
+        aliases=state.aliases,
+    )
+
+
 def encode(state: LayerState) -> Iterator[bytes | memoryview]:
     """The file's bytes, piece by piece. Aliased parameters are left out.
 

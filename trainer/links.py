@@ -10,6 +10,9 @@ that does nothing but receive, into a dict that the main loop reads:
 Messages of one direction come in micro-batch order, each with a tag of its own. What the messages
 of one micro-batch size look like is agreed once, by a header before the first of them. A failure
 of a link reaches the main loop as a PeerLostError that names the rank.
+
+Gloo carries host memory. What goes to a GPU or comes from one is copied by the main thread, in the
+order of its other work (:mod:`trainer.device`).
 """
 
 import queue
@@ -23,6 +26,7 @@ import torch
 from torch import Tensor
 
 from trainer.contract.schedule import Kind
+from trainer.device import CPU, Device
 from trainer.groups import Group, Sending
 from trainer.program import ProgramError
 
@@ -46,16 +50,23 @@ _DTYPES = (
 class Links:
     """The neighbours of one stage; ``None`` where there is none."""
 
-    def __init__(self, world: Group | None, previous: int | None, following: int | None) -> None:
+    def __init__(
+        self,
+        world: Group | None,
+        previous: int | None,
+        following: int | None,
+        device: Device = CPU,
+    ) -> None:
+        self._device = device
         self._inbox = _Inbox()
         self._receivers: list[_Receiver] = []
         self._senders: dict[Kind, _Sender] = {}
         ways = ((Kind.FORWARD, previous, following), (Kind.BACKWARD, following, previous))
         for kind, source, target in ways:
             if world and source is not None:
-                self._receivers.append(_Receiver(kind, world, source, self._inbox))
+                self._receivers.append(_Receiver(kind, world, source, self._inbox, device))
             if world and target is not None:
-                self._senders[kind] = _Sender(kind, world, target)
+                self._senders[kind] = _Sender(kind, world, target, device)
 
     def expect(self, sizes: Sequence[int]) -> None:
         """Receive the messages of one mini-batch, whose micro-batches have ``sizes`` samples."""
@@ -78,11 +89,11 @@ class Links:
 
     def take_held_out(self, micro_batch: int) -> Message:
         """Wait for an evaluation's input. Raises PeerLostError."""
-        return self._inbox.wait_for((Kind.FORWARD, micro_batch))
+        return self._placed(self._inbox.wait_for((Kind.FORWARD, micro_batch)))
 
     def take(self, kind: Kind, micro_batch: int) -> Message:
-        """An arrived message."""
-        return self._inbox.take((kind, micro_batch))
+        """An arrived message, on the device."""
+        return self._placed(self._inbox.take((kind, micro_batch)))
 
     def send(
         self, kind: Kind, micro_batch: int, size: int, message: Message, *, held_out: bool = False
@@ -98,6 +109,11 @@ class Links:
         """Wait until all that was sent is out."""
         for sender in self._senders.values():
             sender.settle()
+
+    def _placed(self, message: Message) -> Message:
+        if isinstance(message, Tensor):
+            return self._device.place(message)
+        return tuple(None if tensor is None else self._device.place(tensor) for tensor in message)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -162,18 +178,22 @@ class _Inbox:
 class _Receiver(threading.Thread):
     """Receives what is expected from ``source``, in order."""
 
-    def __init__(self, kind: Kind, world: Group, source: int, inbox: _Inbox) -> None:
+    def __init__(
+        self, kind: Kind, world: Group, source: int, inbox: _Inbox, device: Device
+    ) -> None:
         super().__init__(name=f"receive-{kind}-{source}", daemon=True)
         self.expected: queue.SimpleQueue[Sequence[tuple[int, Like]]] = queue.SimpleQueue()
         self.kind = kind
         self._world = world
         self._source = source
         self._inbox = inbox
+        self._device = device
         self._layouts: dict[Like, _Layout] = {}
         self.start()
 
     def run(self) -> None:
         try:
+            self._device.enter()
             while True:
                 for micro_batch, like in self.expected.get():
                     message = self._receive(micro_batch, like)
@@ -186,7 +206,7 @@ class _Receiver(threading.Thread):
             header = torch.empty(_Layout.header_length(), dtype=torch.int64)
             self._world.receive(header, self._source, _HEADER_TAG)
             self._layouts[like] = _Layout.from_header(header)
-        message = self._layouts[like].empty()
+        message = self._layouts[like].empty(self._device)
         for tag, tensor in _tagged(micro_batch, message):
             self._world.receive(tensor, self._source, tag)
         return message
@@ -195,10 +215,11 @@ class _Receiver(threading.Thread):
 class _Sender:
     """Sends to ``target``; keeps each tensor until it is out."""
 
-    def __init__(self, kind: Kind, world: Group, target: int) -> None:
+    def __init__(self, kind: Kind, world: Group, target: int, device: Device) -> None:
         self._kind = kind
         self._world = world
         self._target = target
+        self._device = device
         self._layouts: dict[Like, _Layout] = {}
         self._outstanding: deque[list[Sending]] = deque()
 
@@ -213,9 +234,11 @@ class _Sender:
                 f"{what} of a stage changed from {agreed} to {layout}: micro-batches of one size "
                 "must be alike"
             )
+        tagged = _tagged(micro_batch, message)
+        fetched = self._device.fetch([tensor.detach().contiguous() for _, tensor in tagged])
         sending = [
-            self._world.send(tensor.detach().contiguous(), self._target, tag)
-            for tag, tensor in _tagged(micro_batch, message)
+            self._world.send(tensor, self._target, tag)
+            for (tag, _), tensor in zip(tagged, fetched, strict=True)
         ]
         self._outstanding.append(sending)
         if len(self._outstanding) > _OUTSTANDING:
@@ -258,9 +281,9 @@ class _Layout:
                 for spec in self.tensors)  # fmt: skip
         return ", ".join(each) or "nothing"
 
-    def empty(self) -> Message:
-        """Room for such a message."""
-        made = tuple(spec and torch.empty(spec[1], dtype=spec[0]) for spec in self.tensors)
+    def empty(self, device: Device) -> Message:
+        """Room on the host for such a message."""
+        made = tuple(spec and device.room(spec[1], spec[0]) for spec in self.tensors)
         if self.is_bare:
             assert made[0] is not None
             return made[0]

@@ -19,14 +19,15 @@ from trainer.contract.checkpoints import DataPosition, PartHeader, part_file
 from trainer.contract.spec import RunSpec
 from trainer.control import HaltingError
 from trainer.data import same_data
+from trainer.device import Device
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 
 
 def load_layers(
-    spec: RunSpec, mine: range, data: DataPosition, check: Callable[[], None]
+    spec: RunSpec, mine: range, data: DataPosition, device: Device, check: Callable[[], None]
 ) -> tuple[PartHeader, dict[int, LayerState]]:
-    """Where the checkpoint stands, and the state of the layers ``mine``.
+    """Where the checkpoint stands, and the state of the layers ``mine`` on ``device``.
 
     ``check`` raises HaltingError when waiting is of no use.
 
@@ -38,7 +39,7 @@ def load_layers(
     pause = _FIRST_PAUSE
     while True:
         try:
-            return _read(Path(spec.load_from), mine, spec.cuts[-1], data)
+            return _read(Path(spec.load_from), mine, spec.cuts[-1], data, device)
         except UnreachableError as error:
             if time.monotonic() + pause > deadline:
                 raise
@@ -52,7 +53,7 @@ def load_layers(
 
 
 def _read(
-    folder: Path, mine: range, layer_count: int, data: DataPosition
+    folder: Path, mine: range, layer_count: int, data: DataPosition, device: Device
 ) -> tuple[PartHeader, dict[int, LayerState]]:
     header = read_header(folder)
     if header.layer_count != layer_count:
@@ -60,4 +61,4 @@ def _read(
         reason = f"is of a model with {header.layer_count} layers, not {layer_count}"
         raise DamagedError(part, reason)
     same_data(header.data, data)
-    return header, read_layers(folder, mine)
+    return header, read_layers(folder, mine, device)

@@ -158,7 +158,8 @@ class Loop:
         """All replicas share the held-out samples."""
         began = time.monotonic()
         self._control.enter(Phase.EVALUATION)
-        held_out = HeldOut(self._program.eval_dataset, self._spec.training.seed)
+        seed, device = self._spec.training.seed, self._stage.device
+        held_out = HeldOut(self._program.eval_dataset, seed, device)
         mine = deal(len(held_out), self._spec.shape)[self._seat.replica]
         totals = self._pipeline.evaluate(step, held_out, mine, self._control.check)
         sums = self._replicas.evaluation(totals)

@@ -22,6 +22,7 @@ from trainer.contract.spec import RunSpec
 from trainer.contract.topology import Seat, check_cuts, stages_of
 from trainer.control import Control, HaltingError
 from trainer.data import Batches
+from trainer.device import Device, is_the_programs
 from trainer.groups import PeerLostError, RendezvousError, meet
 from trainer.links import Links
 from trainer.loading import load_layers
@@ -61,7 +62,7 @@ def _train(spec: RunSpec, control: Control) -> ExitCode:
     if spec.resumed_from is None or spec.load_from is None:
         raise ValueError("a training spec names the checkpoint that it goes on from")
     refuse_stale(spec.saving.root, spec.generation)
-    _refuse_unsupported(spec)
+    device = Device.of(spec.device)
     share, step = Share.of(spec), spec.resumed_from.step
     seat = Seat.of(spec.rank, spec.shape)
     mine = range(spec.cuts[seat.stage], spec.cuts[seat.stage + 1])
@@ -72,16 +73,16 @@ def _train(spec: RunSpec, control: Control) -> ExitCode:
     _check_cuts(spec, model)
     if spec.training.evaluate_every:
         program.require_eval_dataset()
-    batches = Batches(program.dataset, spec.training)
+    batches = Batches(program.dataset, spec.training, device)
     ties = model.ties()
 
     control.enter(Phase.RENDEZVOUS)
-    groups = meet(spec, (stages_of(layers, spec.cuts) for layers in ties.values()))
-    control.watch(groups.sockets)
+    groups = meet(spec, (stages_of(layers, spec.cuts) for layers in ties.values()), device)
+    control.watch(groups.sockets, groups.abort)
 
     control.enter(Phase.LOAD)
-    header, states = load_layers(spec, mine, batches.position, control.check)
-    stage = Stage(program, model, mine, spec.training, states, step, header.loss_scale)
+    header, states = load_layers(spec, mine, batches.position, device, control.check)
+    stage = Stage(program, model, mine, spec.training, states, step, header.loss_scale, device)
     if spec.rank == 0:
         write_marker(spec.saving.root, spec.generation, spec.resumed_from)
     control.standing.applied = control.standing.prepared = step
@@ -91,6 +92,7 @@ def _train(spec: RunSpec, control: Control) -> ExitCode:
         groups.world,
         previous=spec.rank - 1 if seat.stage > 0 else None,
         following=spec.rank + 1 if seat.stage < spec.shape.depth - 1 else None,
+        device=device,
     )
     pipeline = Pipeline(share, program, batches, stage, links)
     replicas = Replicas(spec, stage, ties, groups)
@@ -104,11 +106,6 @@ def _train(spec: RunSpec, control: Control) -> ExitCode:
         pass
     loop.stand_still()
     return ExitCode.PEER_LOST
-
-
-def _refuse_unsupported(spec: RunSpec) -> None:
-    if spec.device != "cpu":
-        raise ProgramError(f"device {spec.device} is not supported: take cpu")
 
 
 def _check_cuts(spec: RunSpec, model: Model) -> None:
@@ -136,6 +133,8 @@ def _failure(spec: RunSpec, error: Exception) -> Failed:
             code = ExitCode.STALE
         case RendezvousError():
             code = ExitCode.PEER_LOST
+        case RuntimeError() if is_the_programs(error):
+            code, message = ExitCode.PROGRAM_ERROR, f"{spec.device}: {message.splitlines()[0]}"
         case _:
             message = f"{type(error).__name__}: {error}"
     message = f"rank {spec.rank}: {message}"

@@ -42,7 +42,7 @@ class Totals:
 
     def add(self, loss: LossSum, batch: Batch) -> None:
         """One more micro-batch."""
-        self.loss += loss.sum.detach()
+        self.loss = self.loss + loss.sum.detach()  # which may lie on a GPU
         self.weight += loss.weight
         self.samples += len(batch.ids)
         self.ids += sum(map(mix32, batch.ids))
@@ -143,6 +143,7 @@ class Replicas:
             group.sum(*(g for index in self._stage.layers for g in self._stage.gradients_of(index)))
         for owner, layers in self._ties.items():
             self._sum_over_holders(owner, layers)
+        self._groups.settle()
 
     def vote(self, totals: Totals, wishes: Wishes) -> Vote:
         """Commit the step: everybody gets the same vote or nobody can go on.
@@ -224,14 +225,21 @@ class Replicas:
     def _ballot(self, totals: Totals, metrics: Sequence[str], wishes: Wishes) -> Tensor:
         """Slots for all, then one per layer, then a row per replica."""
         seat, stage = self._seat, self._stage
-        squares = [0.0] * stage.layer_count
-        if seat.replica == 0:
-            for index, gradients in stage.gradients.items():
-                norms = (torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients)
-                squares[index] = sum(norm.item() ** 2 for norm in norms)
+        squares = self._squares() if seat.replica == 0 else [0.0] * stage.layer_count
         wanted = (float(wish) for wish in (wishes.stop, wishes.save, wishes.is_busy))
         slots = [1.0, *wanted, *squares, *self._rows(totals, metrics)]
         return torch.tensor(slots, dtype=torch.float64)
+
+    def _squares(self) -> list[float]:
+        """Per layer, that of its gradients' norm; one look at the device for all of them."""
+        squares = [0.0] * self._stage.layer_count
+        of_layers = [i for i, flats in self._stage.gradients.items() for _ in flats]
+        flats = (flat for flats in self._stage.gradients.values() for flat in flats)
+        norms = [torch.linalg.vector_norm(flat, dtype=torch.float64) for flat in flats]
+        if norms:
+            for index, norm in zip(of_layers, torch.stack(norms).tolist(), strict=True):
+                squares[index] += norm**2
+        return squares
 
     def _rows(self, totals: Totals, metrics: Sequence[str]) -> list[float]:
         """One row per replica, all zero but what this rank has to say."""

@@ -42,7 +42,7 @@ class Saves:
         self._committed: list[Committed] = []
         self._saved = spec.resumed_from.step if spec.resumed_from else 0
         """The last step of which this rank's part is durable."""
-        self._snapshot = Snapshot()
+        self._snapshot = Snapshot(stage.device)
         self._writer = ThreadPoolExecutor(1, "writer")
         self._writing: Future[None] | None = None
         self._stall = 0.0

@@ -23,6 +23,7 @@ from trainer.contract.scaling import LossScale
 from trainer.contract.spec import Training
 from trainer.contract.topology import MicroBatch
 from trainer.data import Batch
+from trainer.device import CPU, Device
 from trainer.dropout import Place
 from trainer.layerfile import Moments
 from trainer.links import Message
@@ -108,7 +109,9 @@ class Stage:
         states: Mapping[int, LayerState],
         step: int,
         loss_scale: LossScale | None = None,
+        device: Device = CPU,
     ) -> None:
+        self.device = device
         self.layers = _apart({index: model.layers[index] for index in mine})
         self.layer_count = len(model.layers)
         self.outside = program.outside
@@ -160,7 +163,7 @@ class Stage:
     def precision(self) -> AbstractContextManager[Any]:
         """Autocast, when the job wants it."""
         dtype = _AUTOCAST.get(self._training.precision)
-        return torch.autocast("cpu", dtype=dtype) if dtype else nullcontext()
+        return self.device.autocast(dtype) if dtype else nullcontext()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -236,7 +239,7 @@ class Stage:
         seed = 0
         for number in (self._training.seed, step, layer, micro_batch):
             seed = mix32(seed << 32 ^ number)
-        torch.default_generator.manual_seed(seed)
+        self.device.seed(seed)
 
     # --- state in and out ---------------------------------------------------------------------
 
@@ -303,7 +306,7 @@ class Stage:
                 by_dtype.setdefault(weight.parameter.dtype, []).append(weight.parameter)
         for dtype, parameters in by_dtype.items():
             sizes = [parameter.numel() for parameter in parameters]
-            flat = torch.zeros(sum(sizes), dtype=dtype)
+            flat = torch.zeros(sum(sizes), dtype=dtype, device=parameters[0].device)
             for parameter, part in zip(parameters, torch.split(flat, sizes), strict=True):
                 parameter.grad = part.view_as(parameter)
             self.gradients[index].append(flat)
@@ -311,14 +314,28 @@ class Stage:
     def _load_moments(self, states: Mapping[int, LayerState], step: int) -> None:
         if self.optimizer is None or step == 0:
             return
+        group_of = {p: group for group in self._parameter_groups() for p in group["params"]}
         for weight in self.weights.values():
             saved = states[layer_of(weight.name)].optimizer
             if weight.name not in saved:
                 raise ProgramError(f"the checkpoint has no optimizer state of {weight.owner}")
-            self.optimizer.state[weight.parameter] = dict(saved[weight.name])
+            parameter = weight.parameter
+            moments = saved[weight.name].items()
+            self.optimizer.state[parameter] = {
+                key: _moved(key, value, parameter, group_of[parameter]) for key, value in moments
+            }
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
         return self.optimizer.param_groups if self.optimizer else []
+
+
+def _moved(key: str, value: Any, parameter: nn.Parameter, group: Mapping[str, Any]) -> Any:
+    """Where optimizers of torch want it: with the parameter, but a plain count of steps."""
+    if not isinstance(value, Tensor):
+        return value
+    if key == "step" and not (group.get("capturable") or group.get("fused")):
+        return value
+    return value.to(parameter.device)
 
 
 def _apart(layers: dict[int, nn.Module]) -> dict[int, nn.Module]:

@@ -28,6 +28,7 @@ from trainer.contract.progress import (
     Stopped,
 )
 from trainer.contract.spec import Program, RunSpec, Saving, Shape, Training
+from trainer.device import CPU
 from trainer.layerfile import LayerState
 from trainer.saves import Saves
 from trainer.snapshot import Snapshot
@@ -171,6 +172,7 @@ def test_the_state_changes_only_when_all_of_it_is_copied(tmp_path: Path) -> None
 
     class OneLayer:
         layers, layer_count, loss_scale, outside = (0,), 1, None, None
+        device = CPU
 
         def states(self, _: object) -> HeldUp:
             return HeldUp({0: state}, gate)

@@ -119,7 +119,8 @@ def test_the_first_peer_to_hang_up_is_the_suspect_and_ends_a_read_on_any_other(
     with control() as (watching, _):
         pairs = [socket.socketpair() for _ in range(3)]
         ours = {mine.dup(): rank for rank, (mine, _) in enumerate(pairs)}
-        watching.watch(ours)
+        aborted = threading.Event()
+        watching.watch(ours, aborted.set)
         watching.check()
         reader = threading.Thread(target=pairs[0][0].recv, args=[1])
         reader.start()
@@ -129,6 +130,7 @@ def test_the_first_peer_to_hang_up_is_the_suspect_and_ends_a_read_on_any_other(
         assert not reader.is_alive()
         with pytest.raises(HaltingError):
             watching.check()
+        assert aborted.wait(10)  # what NCCL waits for, no socket ends
         watching.halt_after_error("a call failed", (1,))
         assert time.monotonic() - began < 30
         # the others learn of it, but not at once: they are to see for themselves who died

@@ -241,7 +241,7 @@ def test_buffers_that_change_in_forward_are_refused_before_anything_is_trained(
 @pytest.mark.parametrize(
     ("change", "sentence", "code"),
     [
-        ({"device": "cuda:0"}, "device cuda:0", ExitCode.PROGRAM_ERROR),
+        ({"device": "cuda:99"}, "device cuda:99 ", ExitCode.PROGRAM_ERROR),
         ({"cuts": (0, 1, 3)}, "do not split 4 layers into 2 stages", ExitCode.PROGRAM_ERROR),
         (
             {"in_flight": (1, 1), "training": GPIPE},
