@@ -32,6 +32,7 @@ from controller.cli.jobs import read_spec
 from controller.cli.local import PYTHON, what_to_try
 from controller.cli.options import AsJson, Connection, Set, SpecFile
 from controller.core.jobspec import JobSpec, NodeRange, parse_range
+from controller.core.period import UNMEASURED
 from controller.core.whatif import Kind, problem_for
 from controller.planner.choose import planner_of
 from controller.planner.costsfile import read_costs
@@ -404,7 +405,7 @@ def _policies(spec: JobSpec) -> dict[str, Policy]:
         fewest=spec.nodes.min,
         most=float("inf") if spec.nodes.max is None else spec.nodes.max,
         checkpoint_steps=every.steps,
-        checkpoint_seconds=every.seconds,
+        checkpoint_seconds=UNMEASURED if every.auto else every.seconds,
         min_gain=spec.plan.min_gain,
         settle_seconds=spec.plan.settle,
     )
@@ -441,7 +442,8 @@ def _assumptions(
     spec: JobSpec, stops: Stops, throughput: Path | None, stages: int | None
 ) -> list[str]:
     every = spec.checkpoint.every
-    often = words.count(every.steps, "step") if every.steps else words.age(every.seconds or 0)
+    seconds = every.seconds or UNMEASURED
+    often = words.count(every.steps, "step") if every.steps else words.age(seconds)
     said = [
         f"A stop takes {stops.launch_seconds:g} s to detect, decide and launch.",
         f"The state is {words.size(round(stops.state_bytes))}; a node writes"

@@ -63,7 +63,7 @@ from controller.core.stragglers import slow_before
 from controller.core.wishes import room_to_grow, wish_of
 from controller.core.words import count, listed, seconds, times
 from controller.core.world import Checkpoint, Generation, Job, Node, Rules, World
-from controller.planner.choose import Choice
+from controller.planner.choose import Choice, NoPlan
 from trainer.contract.progress import Phase
 from trainer.contract.spec import ResumedFrom, Shape
 
@@ -137,6 +137,8 @@ def _prepare(look: Look, job: Job, planned: Generation) -> Actions:
         return _nothing_to_load(look, job, planned)
     slow = slow_before(job, look.now, look.rules)
     choice = choice_for(job, nodes, slow)
+    if isinstance(choice, NoPlan):  # better a slow node than none
+        choice = choice_for(job, nodes)
     if found is None or choice is None:
         return _launch_first_weights(look, job, planned, nodes)
     if isinstance(choice, Choice):

@@ -44,7 +44,8 @@ def find_who_hangs(look: Look, job: Job, fault: Fault) -> Actions:
 
 def _halt(look: Look, job: Job, generation: Generation, fault: Fault) -> Actions:
     hangs = fault.reason is Reason.HANG
-    what = "looking for who" if hangs else f"the others keep step {generation.committed:,}"
+    kept = f"the others keep step {generation.committed:,}"
+    what = "all are halted to see who hangs" if hangs else kept
     message = f"{fault.because}; {what}."
     state = JobState.RECOVERING if job.state is JobState.RUNNING else job.state
     said = say(job, state, fault.reason, message)

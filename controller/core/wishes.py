@@ -127,7 +127,9 @@ def _saves_are_overdue(job: Job, generation: Generation) -> bool:
     at_risk = salvage.steps_at_risk(job, generation.committed)
     if every.steps is not None:
         return at_risk > 2 * every.steps
-    return every.seconds is not None and at_risk * generation.step_seconds > 2 * every.seconds
+    told = generation.save_every if every.auto else every.seconds
+    each = generation.step_seconds  # no save comes sooner than the next step
+    return told is not None and at_risk * each > 2 * max(told, each)
 
 
 def _joined_at(node: Node, rules: Rules) -> float:

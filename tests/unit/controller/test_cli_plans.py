@@ -94,3 +94,22 @@ def test_costs_that_cannot_be_played_are_refused_in_a_sentence(
     file.write_text(text)
     asked = ("simulate-step", "--costs", file, "--shape", shape, "--micro-batches", 2)
     assert sentence in refusal(capsys, *asked)
+
+
+def test_a_trace_is_played_with_the_checkpoints_that_a_job_would_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, costs, trace = tmp_path / "job.yaml", tmp_path / "costs.json", tmp_path / "trace.csv"
+    costs.write_text(costs_of(8, forward=0.01, backward=0.02).model_dump_json())
+    trace.write_text("t_seconds,event,node\n0,add,a\n600,remove,a\n700,add,b\n1300,remove,b\n")
+    said = {}
+    for every in ("auto", "30s", "1000000 steps"):
+        spec.write_text(
+            "program: builtin:gpt\nnodes: 1..2\nbatch_size: 8\nsteps: 1000000\n"
+            f"checkpoint: {{dir: /nowhere, every: {every}}}\n"
+        )
+        asked = ("simulate", spec, "--trace", trace, "--costs", costs, "--json")
+        said[every] = json.loads(answer(capsys, *asked))
+    assert said["auto"] == said["30s"]
+    assert said["auto"]["policies"]["varuna"]["steps"] > 0
+    assert said["1000000 steps"]["policies"]["varuna"]["steps"] == 0

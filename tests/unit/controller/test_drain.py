@@ -203,7 +203,7 @@ def test_a_running_job_grows_once_joining_has_settled_and_only_if_it_gains() -> 
     assert not actions(cluster, StandStill), "it has grown"
 
 
-@pytest.mark.parametrize("every", ["10 steps", "20s"])
+@pytest.mark.parametrize("every", ["10 steps", "20s", "auto"])
 def test_a_job_whose_saves_fail_does_not_stop_to_grow(every: str) -> None:
     spec = {"dir": "/ckpt", "every": every}
     cluster = running(2, submitted=job(plan={"depth": 2}, checkpoint=spec))
@@ -211,7 +211,7 @@ def test_a_job_whose_saves_fail_does_not_stop_to_grow(every: str) -> None:
     cluster.join("vm-2")
     cluster.join("vm-3")
     cluster.pass_time(61)
-    cluster.step(steps=45, save_every=1000)
+    cluster.step(steps=65, save_every=1000)
     assert not actions(cluster, StandStill), "what is not saved would be lost"
     cluster.save("job_a", cluster.generation().committed)
     (still,) = actions(cluster, StandStill)

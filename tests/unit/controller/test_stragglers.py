@@ -82,6 +82,23 @@ def test_where_every_node_is_needed_the_slow_one_gets_the_last_stage_and_fewer_l
     assert launch.cuts[2] - launch.cuts[1] < before.cuts[2] - before.cuts[1]
 
 
+def test_slow_nodes_are_better_than_none() -> None:
+    cluster = running(5)
+    cluster.pace(1.0, 1.0, 2.5, 2.5)
+    cluster.settle()
+    cluster.stop()
+    cluster.settle()
+    assert {seat.node for seat in launched(cluster).seats} == {"vm-0", "vm-1"}
+    while cluster.jobs["job_a"].state is not JobState.RUNNING:
+        cluster.pass_time(0.5)
+        cluster.work()
+        cluster.settle()
+    cluster.kill("vm-0", "vm-1")
+    cluster.pass_time(10)
+    cluster.settle()
+    assert [seat.node for seat in launched(cluster).seats] == ["vm-4", "vm-2"]
+
+
 def test_steps_that_take_longer_than_calibrated_move_the_costs_once() -> None:
     cluster = running(4)
     before, shape = cluster.jobs["job_a"].costs, cluster.generation().shape
