@@ -11,12 +11,12 @@ Nothing touches CUDA before :meth:`Device.of`: the zygote must not, a trainer is
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.memory import ALIGNMENT, Room
 from trainer.program import ProgramError
@@ -84,6 +84,10 @@ class Device:
         """Host memory for copies of ``tensors`` that is kept for long."""
         room = Room(sum(tensor.nbytes + ALIGNMENT for tensor in tensors))
         return [room.tensor(tensor.shape, tensor.dtype) for tensor in tensors]
+
+    def hosting(self, layer: nn.Module) -> AbstractContextManager[None]:
+        """Inside, the tensors of a layer from the host lie on the device."""
+        return nullcontext()
 
     # --- work ---------------------------------------------------------------------------------
 
@@ -157,6 +161,9 @@ class Gpu(Device):
     def places(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [self.room(tensor.shape, tensor.dtype) for tensor in tensors]
 
+    def hosting(self, layer: nn.Module) -> AbstractContextManager[None]:
+        return moved(layer, self.place)
+
     def seed(self, seed: int) -> None:
         super().seed(seed)
         self._generator.manual_seed(seed)
@@ -186,6 +193,25 @@ class Gpu(Device):
 
 
 CPU = Device()
+
+
+@contextmanager
+def moved(layer: nn.Module, place: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Inside, its parameters and buffers are what ``place`` makes of them, without gradients;
+    afterwards they and their gradients are the very ones from before.
+    """
+    tensors = [*layer.parameters(), *layer.buffers()]
+    homes = [(tensor, tensor.data, tensor.grad) for tensor in tensors]
+    try:
+        for tensor, home, _ in homes:
+            tensor.grad = None
+            tensor.data = place(home)
+        yield
+    finally:
+        for tensor, home, gradient in homes:
+            tensor.grad = None
+            tensor.data = home
+            tensor.grad = gradient
 
 
 def is_the_programs(error: Exception) -> bool:

@@ -32,6 +32,7 @@ from trainer.contract.progress import (
 from trainer.contract.spec import RunSpec
 from trainer.contract.topology import MicroBatch
 from trainer.data import Batches
+from trainer.device import Device
 from trainer.groups import PeerLostError, meet
 from trainer.probe import Probed, probe
 from trainer.profile import measure
@@ -50,17 +51,19 @@ def run(spec: RunSpec, report: Report) -> None:
         report(Finished(step=0))
         report(PhaseBegun(phase=Phase.DONE))
         return
+    device = Device.of(spec.device)
     report(PhaseBegun(phase=Phase.PROGRAM))
     program = load(spec.program)
     if spec.training.evaluate_every:
         program.require_eval_dataset()
-    batches = Batches(program.dataset, spec.training)
+    batches = Batches(program.dataset, spec.training, device)
     probed = _probe(spec, report)
     states = build(program, spec.training.seed)
     if spec.init_from:
         initial.fill(states, Path(spec.init_from), program.outside)
     model = Model.draw(program)
-    stage = Stage(program, model, range(len(model.layers)), spec.training, states, step=0)
+    whole = range(len(model.layers))
+    stage = Stage(program, model, whole, spec.training, states, step=0, device=device)
     size = min(spec.shape.micro_batch, spec.training.batch_size)
     costs = measure(
         program,

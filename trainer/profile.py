@@ -5,6 +5,9 @@ layer is timed by itself, forward and backward, over and over while time is left
 counts. The clock stands still while this thread waits for a core that somebody else has: a busy
 neighbour would else be taken for a slow layer. How single passes scatter around their mean is the
 jitter. What lies between devices, :mod:`trainer.probe` measures.
+
+The model's weights stay on the host. A GPU, which may be too small for all of them, gets one layer
+at a time, and is waited for whenever the clock is read.
 """
 
 import os
@@ -23,6 +26,7 @@ from torch import Tensor, nn
 from trainer.contract.costs import AtSize, LayerCost, LayerCosts, Scatter
 from trainer.contract.topology import MicroBatch
 from trainer.data import Batch
+from trainer.device import Device
 from trainer.links import tensors_in
 from trainer.program import LoadedProgram
 from trainer.stages import Stage
@@ -54,7 +58,8 @@ def measure(
     Raises ProgramError when the model cannot run forward and backward.
     """
     began = time.monotonic()
-    _run_whole(program, stage, fetch(size))
+    if stage.device.kind == "cpu":
+        _run_whole(program, stage, fetch(size))
     if glance:
         timed = {size: _time(program, stage, fetch(size), passes=1)}
     else:
@@ -84,16 +89,17 @@ def measure(
         optimizer_bytes_per_second=rate,
         state_copies=copies,
         jitter=Scatter(compute=_scatter(timed[size])),
-        device_kind="cpu",
-        host=host(),
+        device_kind=stage.device.kind,
+        host=host(stage.device),
     )
 
 
-def host() -> str:
+def host(device: Device) -> str:
     """The machine, for people."""
     gigabytes = psutil.virtual_memory().total / 1e9
     cores = f"{psutil.cpu_count()} cores, {gigabytes:.0f} GB"
-    return f"{platform.node()}: {platform.machine()}, {cores}, torch {torch.__version__}"
+    parts = (platform.machine(), cores, device.title, f"torch {torch.__version__}")
+    return f"{platform.node()}: {', '.join(filter(None, parts))}"
 
 
 def _run_whole(program: LoadedProgram, stage: Stage, batch: Batch) -> None:
@@ -114,7 +120,8 @@ class _OwnClock:
     The kernel counts them (`run_delay`, second in schedstat); where it does not, wall seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device) -> None:
+        self._device = device
         try:
             self._file: int | None = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
         except OSError:
@@ -128,7 +135,8 @@ class _OwnClock:
             os.close(self._file)
 
     def seconds(self) -> float:
-        """Since some moment."""
+        """Since some moment, all that was asked of the device included."""
+        self._device.synchronize()
         now = time.perf_counter()
         if self._file is None:
             return now
@@ -163,7 +171,7 @@ def _time(
 ) -> list[_Timed]:
     """Pass after pass over all layers; the first warms up and shows what a graph holds."""
     layers = [_Timed() for _ in stage.layers]
-    with _OwnClock() as clock:
+    with _OwnClock(stage.device) as clock:
         _pass(program, stage, batch, layers, clock, watched=True)
         for timed in layers:
             timed.forward.clear()
@@ -189,7 +197,12 @@ def _pass(
     value: Any = program.inputs(batch.tensors)
     for timed, (index, layer) in zip(layers, stage.layers.items(), strict=True):
         is_last = index == stage.layer_count - 1
-        with program.blaming(f"layer {index}"), stage.precision(), _saving(layer, watched) as saved:
+        with (
+            program.blaming(f"layer {index}", index),
+            stage.device.hosting(layer),
+            stage.precision(),
+            _saving(layer, watched) as saved,
+        ):
             began = clock.seconds()
             output = layer(value)
             ends = [_loss(stage, output, batch)] if is_last else _with_graph(output)
@@ -275,14 +288,15 @@ def _step_a_copy(program: LoadedProgram, stage: Stage) -> tuple[float | None, fl
     taken = 0
     for owner, weight in stage.weights.items():
         if not copies or taken + weight.parameter.nbytes <= _OPTIMIZER_BYTES:
-            copies.append((owner, nn.Parameter(weight.parameter.detach().clone())))
-            copies[-1][1].grad = torch.zeros_like(weight.parameter)
+            copy = stage.device.place(weight.parameter.detach().clone())
+            copies.append((owner, nn.Parameter(copy)))
+            copies[-1][1].grad = torch.zeros_like(copy)
             taken += weight.parameter.nbytes
     optimizer = program.optimizer(copies) if copies else None
     if optimizer is None:
         return None, 1.0
     seconds = []
-    with _OwnClock() as clock, program.blaming("the optimizer's step"):
+    with _OwnClock(stage.device) as clock, program.blaming("the optimizer's step"):
         for _ in range(FEWEST_PASSES + 1):
             began = clock.seconds()
             optimizer.step()

@@ -96,6 +96,7 @@ class Trainers:
         training: Training,
         micro_batch: int = 4,
         init_from: str | None = None,
+        device: str = "cpu",
     ) -> Generation:
         """Generation 1 of a job; its checkpoint is what the next one starts from."""
         spec = RunSpec(
@@ -109,6 +110,7 @@ class Trainers:
             training=training,
             saving=Saving(root=str(root)),
             init_from=init_from,
+            device=device,
         )
         return self.wait(self.start([spec]))
 

@@ -15,13 +15,14 @@ import pytest
 import torch
 
 from tests.fakes.programs import path
-from tests.fakes.standing import all_halted, newest, salvage, survivors
+from tests.fakes.standing import all_halted, hashes, newest, salvage, survivors
 from tests.fakes.trainers import Generation, Trainers
 from tests.integration.test_trainer_numbers import Curve, Job, curve, farthest
 from trainer.contract.progress import (
     Evaluated,
     ExitCode,
     Failed,
+    Inspected,
     Leave,
     PartWritten,
 )
@@ -203,6 +204,21 @@ def test_memory_for_messages_is_lent_again(gpu: Device) -> None:
 def test_what_is_fed_is_whole_though_its_host_memory_is_gone(gpu: Device) -> None:
     fed = [gpu.feed(torch.full((1 << 16,), float(i))) for i in range(50)]
     assert [tensor.mean().item() for tensor in fed] == list(range(50))
+
+
+def test_the_first_weights_are_measured_on_the_gpu_layer_by_layer(
+    trainers: Trainers, tmp_path: Path, gpus: int
+) -> None:
+    job = Job(trainers, tmp_path / "job")
+    first = trainers.first_weights(
+        tmp_path / "there", job.program, job.training, device=f"cuda:{gpus - 1}"
+    )
+    assert first.codes == [0], first.ranks[0].lines
+    costs = first.ranks[0].one(Inspected).costs
+    assert costs.device_kind == "cuda"
+    assert torch.cuda.get_device_name(gpus - 1) in costs.host
+    assert all(layer.forward_seconds > 0 for layer in costs.layers)
+    assert hashes(tmp_path / "there", 0) == hashes(job.root, 0)
 
 
 # --- What goes wrong --------------------------------------------------------------------------

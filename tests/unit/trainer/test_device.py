@@ -4,8 +4,9 @@ not.
 
 import pytest
 import torch
+from torch import nn
 
-from trainer.device import CPU, Device, is_the_programs
+from trainer.device import CPU, Device, is_the_programs, moved
 from trainer.program import ProgramError
 
 
@@ -54,6 +55,21 @@ def test_a_gpu_that_is_not_there_is_refused_with_the_number_of_those_that_are(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ProgramError, match="device cuda:2 is not here: torch sees 2 CUDA devices"):
         Device.of("cuda:2")
+
+
+def test_a_layer_that_is_moved_computes_elsewhere_and_comes_back_as_it_was() -> None:
+    layer = nn.BatchNorm1d(3)
+    layer.weight.grad = torch.full((3,), 5.0)
+    before = [(t, t.data_ptr(), t.grad) for t in (*layer.parameters(), *layer.buffers())]
+    with pytest.raises(ValueError, match="in the middle"), moved(layer, torch.clone):
+        assert all(t.data_ptr() != at and t.grad is None for t, at, _ in before)
+        layer(torch.randn(4, 3)).sum().backward()
+        assert layer.weight.grad is not None and layer.running_mean is not None
+        assert layer.running_mean.any()
+        raise ValueError("in the middle")
+    assert [(t, t.data_ptr(), t.grad) for t, _, _ in before] == before
+    assert layer.weight.grad.tolist() == [5.0] * 3
+    assert layer.running_mean is not None and not layer.running_mean.any()
 
 
 @pytest.mark.parametrize(
