@@ -54,6 +54,8 @@ class Setups:
         if self.is_done(setup, folder):
             return
         key = folder, _digest(setup)
+        while (dying := self._running.get(key)) and dying.task.cancelling():
+            await asyncio.wait([dying.task])
         if key in self._running:
             _note(log, "waiting for `setup`, which an earlier start here runs")
         else:
