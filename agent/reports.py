@@ -55,8 +55,3 @@ class Outbox:
         else:
             self.acknowledge(durable)
         return is_old_copy
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether all that was told is durable."""
-        return not self._waiting

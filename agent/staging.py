@@ -209,6 +209,7 @@ class JobStaging:
         # A salvaged part may have grown meanwhile: what is published is what was uploaded.
         publish = partial(self.remote.write, f"{folder}/{part_file(spec.rank)}", part)
         await in_thread(publish, _PATIENCE_SECONDS)
+        self._uploaded = {one for one in self._uploaded if _age(one[0]) >= _age(folder)}
         if not spec.rank:
             await self._put_curves(f"curves/g{spec.generation}")
 

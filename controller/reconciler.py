@@ -147,7 +147,10 @@ class Reconciler:
         before = now - 86400 * self._parts.settings.keep_days
 
         def gone(pruned: Future[int]) -> None:
-            more = pruned.exception() is None and pruned.result() > 0
+            error = pruned.exception()
+            if error is not None:
+                log.error("prune_failed", because=str(error))
+            more = error is None and pruned.result() > 0
             pause = _PRUNE_AGAIN_SECONDS if more else _PRUNE_SECONDS
             self._prune_at = self._parts.clock.now() + pause
 

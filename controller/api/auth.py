@@ -162,16 +162,6 @@ def caller(request: Request) -> Token:
 Caller = Annotated[Token, Depends(caller)]
 
 
-def require_role(role: Role) -> None:
-    """A dependency for routes that ask for more than the table, as ``Depends(require_role(…))``."""
-
-    def ask(request: Request) -> None:
-        if not caller(request).role.may(role):
-            raise ProblemException(403, f"This takes a token of role {role}.")
-
-    return Depends(ask)  # type: ignore[no-any-return]
-
-
 # ---- sessions of the dashboard
 
 

@@ -53,7 +53,7 @@ def _families(connection: sa.Connection, now: float, dropped: int) -> Iterable[M
     yield _gauge("varuna_job_goodput_ratio", "Seconds in kept steps by seconds since the first.",
                  (), (((job.id, job.name), job.goodput(now)) for job in live if job.started_at)
                  )  # fmt: skip
-    yield _counter("varuna_recoveries", "Losses that a job has come back from.", (), (
+    yield _counter("varuna_recoveries", "Stops that a job has come back from.", (), (
         ((job.id, job.name), float(job.recoveries)) for job in live
     ))  # fmt: skip
     yield _counter("varuna_lost_steps", "Steps that were done again.", (), (

@@ -47,7 +47,7 @@ class Report:
             "nodes": self.nodes,
             "holds": self.holds,
             "invariants": [vars(invariant) for invariant in self.invariants],
-            "deeds": {verb.value: count for verb, count in sorted(self.done.items())},
+            "deeds": {verb.value: times for verb, times in sorted(self.done.items())},
             "left_out": {verb.value: why for verb, why in self.left_out.items()},
             "steps": self.steps,
             "recoveries": self.recoveries,
@@ -60,14 +60,14 @@ class Report:
         """One screen."""
         for invariant in self.invariants:
             output.say(f"  {'✓' if invariant.holds else '✕'} {invariant.name}: {invariant.said}")
-        did = ", ".join(f"{count} {verb}" for verb, count in self.done.items())
+        did = ", ".join(f"{times} {verb}" for verb, times in self.done.items())
         output.say(f"  Deeds       {did or 'none'}")
         for verb, why in self.left_out.items():
             output.say(f"  Left out    {verb}: {why}")
         gap = f", median gap {self.median_gap_s:.1f} s" if self.median_gap_s is not None else ""
         output.say(
             f"  Training    {count(self.steps, 'step')}, "
-            f"{self.recoveries} recoveries{gap}, "
+            f"{self.recoveries:,} {'recovery' if self.recoveries == 1 else 'recoveries'}{gap}, "
             f"{count(self.lost_steps, 'step')} lost, goodput {self.goodput:.0%}"
         )
         end = "All promises held." if self.holds else "NOT all promises held."

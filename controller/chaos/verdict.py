@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from controller.core.words import count
+
 TOLERANCE = 1e-5
 """Relative, of a loss against its replay."""
 MORPH_STEPS = 20
@@ -106,7 +108,7 @@ def nothing_saved_is_lost(
             )
     held = len(wrong) <= condemned
     return Invariant(
-        "nothing saved is lost", held, "; ".join(wrong) or f"{len(launches)} generations"
+        "nothing saved is lost", held, "; ".join(wrong) or count(len(launches), "generation")
     )
 
 
@@ -142,7 +144,8 @@ def replays_equal(launches: Sequence[Launch], replays: Sequence[Replay]) -> Inva
                 )
     if not compared and not wrong:
         wrong.append("no step was compared")
-    said = f"{compared:,} steps of {len(trained)} generations, at most {worst:.1e} apart"
+    what = f"{count(compared, 'step')} of {count(len(trained), 'generation')}"
+    said = f"{what}, at most {worst:.1e} apart"
     return Invariant(name, not wrong, "; ".join(wrong[:3]) or said)
 
 

@@ -24,8 +24,8 @@ def times(shape: object) -> str:
 def seconds(number: float) -> str:
     """``5 s``, ``0.3 s``, ``10 m``, ``24 h``."""
     if number >= 3600:
-        return f"{number / 3600:g} h"
-    return f"{number / 60:g} m" if number >= 120 else f"{number:g} s"
+        return f"{round(number / 3600, 2):g} h"
+    return f"{round(number / 60, 2):g} m" if number >= 120 else f"{number:g} s"
 
 
 def capitalised(sentence: str) -> str:

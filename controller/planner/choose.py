@@ -260,7 +260,8 @@ class Planner:
         if runners_up:
             said += "; " + runners_up[0].because.removesuffix(".")
         spare = devices - best.shape.world
-        return said + (f"; {spare} of {devices} devices stay spare." if spare else ".")
+        stay = "stays" if spare == 1 else "stay"
+        return said + (f"; {spare} of {devices} devices {stay} spare." if spare else ".")
 
     def _refuse_depths(self, devices: int) -> NoPlan | None:
         fewest, layers = self.problem.depths.fewest, self.model.layers

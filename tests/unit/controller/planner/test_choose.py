@@ -65,7 +65,7 @@ def test_the_sentence_names_the_runner_up_and_the_spares() -> None:
     found = chosen(costs_of(3), 7, depths=Depths(3, 3))
     assert str(found.shape) == "3x2"
     assert "3x1 would take at least" in found.because
-    assert found.because.endswith("1 of 7 devices stay spare.")
+    assert found.because.endswith("1 of 7 devices stays spare.")
     assert [str(c.shape) for c in found.runners_up] == ["3x1"]
     assert "busiest stage works" in found.runners_up[0].because
 
