@@ -17,7 +17,7 @@ import torch
 from tests.fakes.programs import path
 from tests.fakes.standing import all_halted, hashes, newest, salvage, survivors
 from tests.fakes.trainers import Generation, Trainers
-from tests.integration.test_trainer_numbers import Curve, Job, curve, farthest
+from tests.integration.test_trainer_numbers import Job, curve, farthest
 from trainer.contract.progress import (
     Evaluated,
     ExitCode,
@@ -40,7 +40,9 @@ TOLERANCE = 1e-4
 (some 1e-7 a step), and AdamW makes more of that where a gradient is near zero.
 """
 HALF_TOLERANCE = 3e-2
-"""The same in bfloat16 and float16, which round to 8 and 11 bits at other places of a kernel."""
+"""The same of the last loss in bfloat16 and float16, which keep 8 and 11 bits; float16 may also
+skip another step at the start than the CPU does.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -123,15 +125,9 @@ def test_in_half_precision_it_trains_like_the_cpu(
     trainers: Trainers, tmp_path: Path, gpus: int, precision: str
 ) -> None:
     job = Job(trainers, tmp_path / "job", precision=precision)
-    there, here = curve(run(job, gpus, 2, 1)), job.curve(1, 1)
-    assert farthest(*both_finite(there, here)) < HALF_TOLERANCE
-
-
-def both_finite(one: Curve, other: Curve) -> tuple[Curve, Curve]:
-    """Without steps that either of them skipped: float16 overflows at other places. Few are."""
-    kept = [i for i, pair in enumerate(zip(one, other, strict=True)) if None not in sum(pair, ())]
-    assert len(kept) >= 10
-    return [one[i] for i in kept], [other[i] for i in kept]
+    first, *_, last = [loss for loss, _ in curve(run(job, gpus, 2, 1)) if loss is not None]
+    assert last == pytest.approx(job.curve(1, 1)[-1][0], rel=HALF_TOLERANCE)
+    assert last < first
 
 
 def test_dropout_of_a_users_own_draws_the_same_at_every_depth(
