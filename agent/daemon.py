@@ -32,6 +32,7 @@ from agent.settings import Settings
 from agent.staging import Staging
 from agent.sweep import Sessions
 from agent.talk import Talk
+from agent.warm import Warm
 
 _LEAVE_SECONDS = 3.0
 """What trainers get to leave by themselves when the agent is told to end."""
@@ -168,13 +169,15 @@ async def _serve(
     """Do what is ordered until told to end, or until the zygote is lost: AgentError."""
     try:
         async with asyncio.TaskGroup() as group:
+            warm = Warm(
+                zygote, settings.folder / "program.log", settings.threads, group.create_task
+            )
             node = Node(
-                zygote,
+                warm,
                 bundles,
                 sessions,
                 Staging(settings.folder / "staging"),
                 settings.folder / "logs",
-                settings.threads,
                 report=talk.report,
                 do=group.create_task,
             )
@@ -188,6 +191,7 @@ async def _serve(
             except asyncio.CancelledError:
                 log.info("told to end", trainers=len(node.running()))
                 await node.leave(_LEAVE_SECONDS)
+                await warm.close()
                 await _last_reports(talk)
                 raise
     except BaseExceptionGroup as errors:

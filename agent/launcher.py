@@ -13,8 +13,9 @@ import socket
 import subprocess
 import sys
 from asyncio import FIRST_COMPLETED
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -22,7 +23,7 @@ from pydantic import ValidationError
 
 from trainer.contract import forks
 from trainer.contract.progress import LINE, ORDER, Line, Order
-from trainer.contract.spec import RunSpec
+from trainer.contract.spec import Program, RunSpec
 
 _LONGEST_LINE = 16 << 20
 """Bytes; a trainer that says more in a line is out of its mind."""
@@ -67,7 +68,8 @@ class Trainer:
     ) -> None:
         self.pid = process.pid
         """Its process and its session."""
-        self._zygote = zygote
+        self.zygote = zygote
+        """That it was forked from."""
         self._process = process
         self._reader = reader
         self._writer = writer
@@ -79,6 +81,15 @@ class Trainer:
         while not isinstance(event := await self._events.get(), Exit):
             yield event
         yield event
+
+    def begin(self, begin: forks.Begin) -> None:
+        """Tell one that stands by what to do."""
+        self._writer.write(forks.framed(begin))
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the process is."""
+        return self._process.gone.done()
 
     def send(self, order: Order) -> None:
         """Pass an order; it is lost when the trainer is gone, as its exit will tell."""
@@ -95,7 +106,7 @@ class Trainer:
 
     async def kill(self) -> None:
         """SIGKILL its whole session; :meth:`ended` tells when it is gone."""
-        await self._zygote.kill(self._process)
+        await self.zygote.kill(self._process)
 
     async def ended(self) -> Exit:
         """Wait until the process is gone."""
@@ -164,11 +175,18 @@ class _Process:
 class Zygote:
     """The owner's end of a zygote. It and all that it forked end with :meth:`close`, or with us."""
 
-    def __init__(self, owner: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
+    def __init__(
+        self,
+        owner: socket.socket,
+        process: subprocess.Popen[bytes] | None,
+        kill: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """``kill`` ends one that does not hear yet."""
         self.lost = asyncio.Event()
         """The zygote is gone, and with it all trainers."""
         self._owner = owner
         self._process = process
+        self._kill = kill
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[forks.Ready] = self._loop.create_future()
         self._starting: dict[str, asyncio.Future[int]] = {}
@@ -222,19 +240,45 @@ class Zygote:
         return self
 
     @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._ready.result().pid
+
+    @property
     def torch_version(self) -> str:
         """The version of torch that it imported."""
         return self._ready.result().torch_version
 
+    async def loading(self, program: Program, log_path: Path) -> "Zygote":
+        """A zygote forked from this one that has loaded ``program``, and prints into ``log_path``.
+
+        Raises LaunchError, with the reason when trainers should not be forked from such a one.
+        """
+        ours, theirs = forks.pair()
+        with contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
+            with theirs:
+                order = forks.StartZygote(
+                    id=self._new_id("zygote"), program=program, log_path=str(log_path)
+                )
+                process = await self._start(order, theirs)
+            undo.pop_all()
+        return await Zygote(ours, None, partial(self.kill, process))._once_ready()
+
     async def start_trainer(self, spec: RunSpec, log_path: Path, threads: int = 1) -> Trainer:
         """Fork a trainer; its output is appended to ``log_path``. Raises LaunchError."""
+        return await self._fork(forks.Begin(spec=spec, log_path=str(log_path), threads=threads))
+
+    async def stand_by(self) -> Trainer:
+        """Fork a trainer that waits for :meth:`Trainer.begin`. Raises LaunchError."""
+        return await self._fork(None)
+
+    async def _fork(self, begin: forks.Begin | None) -> Trainer:
         ours, theirs = socket.socketpair()
         with contextlib.ExitStack() as undo:
             undo.callback(ours.close)
             with theirs:
-                order = forks.StartTrainer(
-                    id=self._new_id("trainer"), spec=spec, log_path=str(log_path), threads=threads
-                )
+                order = forks.StartTrainer(id=self._new_id("trainer"), begin=begin)
                 process = await self._start(order, theirs)
             reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_LONGEST_LINE)
             undo.pop_all()
@@ -291,9 +335,12 @@ class Zygote:
         self._closing = True
         if self._keeping:
             self._keeping.cancel()
-        if self._process and not self._ready.done():
+        if not self._ready.done():  # it imports, has forked nothing, and would hear us late
             self._ready.cancel()
-            self._process.kill()  # it imports, has forked nothing, and would hear us late
+            if self._process:
+                self._process.kill()
+            if self._kill:
+                await self._kill()
         if not self.lost.is_set():
             self._owner.shutdown(socket.SHUT_WR)
             await self.lost.wait()
@@ -348,6 +395,9 @@ class Zygote:
             case forks.Ready():
                 if not self._ready.done():
                     self._ready.set_result(answer)
+            case forks.Unfit():
+                if not self._ready.done():
+                    self._ready.set_exception(LaunchError(answer.message))
             case forks.Started():
                 if started := self._starting.get(answer.id):
                     started.set_result(answer.pid)

@@ -16,13 +16,14 @@ from agent import folder, wire
 from agent.bundles import BundleError, Bundles, placed
 from agent.client import ControllerError
 from agent.decide import Answer, CarryOut, Kill, Runner, Standing, decide, is_for
-from agent.launcher import Exit, LaunchError, Trainer, Zygote
+from agent.launcher import Exit, LaunchError, Trainer
 from agent.logs import tail
 from agent.paths import unreached
 from agent.patience import in_thread
 from agent.setup import SetupError, Setups
 from agent.staging import Staging, Uploads
 from agent.sweep import Sessions
+from agent.warm import Warm
 from trainer.contract import progress
 from trainer.contract.progress import (
     ExitCode,
@@ -40,7 +41,7 @@ from trainer.contract.progress import (
     Stopped,
 )
 from trainer.contract.remote import StoreError, is_url
-from trainer.contract.spec import RunSpec
+from trainer.contract.spec import Program, RunSpec
 
 _LOGS_KEPT = 64
 """Of earlier trainers, in the state folder."""
@@ -82,6 +83,8 @@ class _Seat:
     uploads: Uploads | None = None
     """When its checkpoints go to a store."""
     trainer: Trainer | None = None
+    program: Program | None = None
+    """As it lies on this machine, once it does."""
     phase: str = _FETCH
     step: int = 0
     said: dict[str, Line] = field(default_factory=dict)
@@ -99,26 +102,24 @@ class Node:
 
     def __init__(
         self,
-        zygote: Zygote,
+        warm: Warm,
         bundles: Bundles,
         sessions: Sessions,
         staging: Staging,
         logs: Path,
-        threads: int,
         report: Callable[[wire.ReportBody], None],
         do: Callable[[Coroutine[None, None, None]], object],
     ) -> None:
         """``do`` runs a task of the daemon's, whose failure is the daemon's."""
         self.logs: list[Log] = []
         """Those that are not shipped whole; who ships them takes them off."""
-        self._zygote = zygote
+        self._warm = warm
         self._bundles = bundles
-        self._setups = Setups(zygote, sessions)
+        self._setups = Setups(warm.base, sessions)
         self._sessions = sessions
         self._staging = staging
         self._uploads: list[Uploads] = []
         self._folder = logs
-        self._threads = threads
         self._report = report
         self._standing = Standing()
         self._seats: list[_Seat] = []
@@ -265,8 +266,8 @@ class Node:
         try:
             spec = await self._staged(await self._prepared(start, seat), seat)
             _go_on_unless_ended(seat)
-            seat.phase = Phase.BOOT
-            trainer = await self._zygote.start_trainer(spec, seat.log.path, self._threads)
+            seat.phase, seat.program = Phase.BOOT, spec.program
+            trainer = await self._warm.start_trainer(spec, seat.log.path)
         except StoreError as error:
             self._could_not_begin(number, seat, ExitCode.CHECKPOINT_UNREACHABLE, str(error))
             return
@@ -358,6 +359,8 @@ class Node:
                     seat.uploads.mark()
                 seat.phase = event.phase
             case StepCommitted():
+                if seat.phase == Phase.FIRST_STEP:  # the launch is over: there is time
+                    self._make_ready_for_the_next(seat)
                 seat.phase, seat.step = Phase.STEP, event.step
             case Halted() | Stopped():
                 seat.phase = Phase.HALTED
@@ -378,6 +381,11 @@ class Node:
         )
         log.info("trainer ended", **about, by=str(by))
 
+    def _make_ready_for_the_next(self, seat: _Seat) -> None:
+        if seat.program:
+            alike = [other for other in self._seats if other.program == seat.program]
+            self._warm.prepare(seat.program, len(alike))
+
     def _end(self, seat: _Seat) -> None:
         seat.is_ending = True
         if seat.trainer:
@@ -393,6 +401,8 @@ class Node:
             self._seats.remove(seat)
             if seat.trainer is None:
                 self._do(self._finish_log(seat.log))
+            if not self._seats:
+                self._warm.rest()
             self._removed.set()
             asyncio.get_running_loop().call_soon(self._go_on)
 

@@ -28,10 +28,11 @@ from trainer.links import Links
 from trainer.loading import load_layers
 from trainer.loop import Loop
 from trainer.pipeline import Pipeline, Share
-from trainer.program import ProgramError, load
+from trainer.program import ProgramError
 from trainer.replicas import Replicas
 from trainer.saves import Saves
 from trainer.stages import Model, Stage
+from trainer.warm import loaded
 
 
 def run(spec: RunSpec, connection: socket.socket) -> int:
@@ -68,8 +69,8 @@ def _train(spec: RunSpec, control: Control) -> ExitCode:
     mine = range(spec.cuts[seat.stage], spec.cuts[seat.stage + 1])
 
     control.enter(Phase.PROGRAM)
-    program = load(spec.program)
-    model = Model.draw(program)
+    ready = loaded(spec.program)
+    program, model = ready.program, ready.model
     _check_cuts(spec, model)
     if spec.training.evaluate_every:
         program.require_eval_dataset()

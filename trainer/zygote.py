@@ -7,6 +7,7 @@ socket that tells it what to fork (:mod:`trainer.contract.forks`) and hears what
     owner ==socket== zygote --+-- trainer   (own session, subreaper of its own orphans)
                               +-- store
                               +-- zygote ==socket== another owner
+                              +-- zygote that has loaded a program ==socket== the same owner
 
 The chain of death: when the owner goes, the zygote kills all that it forked; when the zygote goes,
 the kernel does (parent-death signal). What a dead trainer leaves behind comes to the zygote, since
@@ -39,14 +40,18 @@ import torch._dynamo  # the first optimizer pulls it in, which takes seconds
 import torch.distributed
 import torch.optim
 
+from trainer import warm
 from trainer.contract import forks
 from trainer.contract.progress import ExitCode
-from trainer.contract.spec import RunSpec
+from trainer.contract.spec import Program, RunSpec
+from trainer.program import ProgramError
 
 Entry = Callable[[RunSpec, socket.socket], int]
 
 _LAST_WORDS_SECONDS = 10.0
 """How long the killed may take to be gone after the owner went."""
+_END_BY_ITSELF_SECONDS = 2.0
+"""Of that, what a zygote for a program gets to end its own trainers."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -69,6 +74,8 @@ def main() -> None:
     gc.freeze()
     task: Task | None = Task(forks.StartZygote(id="first"), arguments.fd)
     while task and isinstance(task.order, forks.StartZygote):
+        if task.order.program:
+            _load_before(task.order.program, task)
         task = _serve(task.descriptor)
     if task:  # the loop was left in a child
         os._exit(_be(task, entry))
@@ -87,6 +94,41 @@ class Task:
     order: forks.Start
     descriptor: int
     log: int | None = None
+
+
+def _load_before(program: Program, task: Task) -> None:
+    """Load the program of a zygote's own; end when trainers could not be forked from what it made.
+
+    Threads are not there in a fork, and neither are files: a trainer closes what is not its own.
+    """
+    if task.log is not None:
+        _write_to(task.log)
+        os.close(task.log)
+    before = _descriptors()
+    try:
+        warm.keep(program)
+        unfit = _unfit(before)
+    except ProgramError as error:
+        unfit = str(error)
+    if unfit:
+        with socket.socket(fileno=task.descriptor) as owner, contextlib.suppress(OSError):
+            forks.send(owner, forks.Unfit(message=unfit))
+        os._exit(ExitCode.PROGRAM_ERROR)
+    gc.collect()
+    gc.freeze()
+
+
+def _unfit(before: set[int]) -> str:
+    """Why this process should not be forked; empty when nothing speaks against it."""
+    if (threads := len(os.listdir("/proc/self/task"))) != 1:
+        return f"it starts threads when it is imported or its dataset is built ({threads - 1})"
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return "it touches CUDA when it is imported or its dataset is built"
+    if any(_children_of(os.getpid())):
+        return "it starts processes when it is imported or its dataset is built"
+    if _descriptors() - before:
+        return "it keeps files open that it opens when it is imported or its dataset is built"
+    return ""
 
 
 def _serve(descriptor: int) -> Task | None:
@@ -165,7 +207,7 @@ class _Zygote:
             answer = forks.Refused(id=order.id, message=f"cannot start it: {error}")
         else:
             if pid == 0:
-                if not isinstance(order, forks.StartZygote):
+                if not _is_for_another(order):
                     _die_with(zygote)
                 os.setsid()
                 return Task(order, descriptor, log)
@@ -210,12 +252,16 @@ class _Zygote:
         return bool(orphans)
 
     def _end_all(self) -> None:
-        """The owner is gone: end all but the zygotes, which have owners of their own."""
-        deadline = time.monotonic() + _LAST_WORDS_SECONDS
-        while time.monotonic() < deadline:
-            mine = [p for p, o in self._forked.items() if not isinstance(o, forks.StartZygote)]
-            for pid in mine:
-                _kill_session(pid)
+        """The owner is gone: end all but the zygotes that have owners of their own.
+
+        One for a program sees for itself that the owner is gone, unless it is still loading.
+        """
+        began = time.monotonic()
+        while (seconds := time.monotonic() - began) < _LAST_WORDS_SECONDS:
+            mine = {pid: o for pid, o in self._forked.items() if not _is_for_another(o)}
+            for pid, order in mine.items():
+                if not isinstance(order, forks.StartZygote) or seconds > _END_BY_ITSELF_SECONDS:
+                    _kill_session(pid)
             if not self._end_orphans() and not mine:
                 return
             time.sleep(0.005)
@@ -226,10 +272,26 @@ class _Zygote:
             forks.send(self._owner, answer)
 
 
+def _is_for_another(order: forks.Start) -> bool:
+    return isinstance(order, forks.StartZygote) and order.program is None
+
+
 def _open_log(order: forks.Start) -> int | None:
-    if not isinstance(order, forks.StartTrainer):
-        return None
-    return os.open(order.log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    match order:
+        case (
+            forks.StartTrainer(begin=forks.Begin(log_path=path)) | forks.StartZygote(log_path=path)
+        ):
+            return _opened(path) if path else None
+    return None
+
+
+def _opened(log_path: str) -> int:
+    return os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def _write_to(log: int) -> None:
+    os.dup2(log, 1)
+    os.dup2(log, 2)
 
 
 def _be(task: Task, entry: Entry) -> int:
@@ -251,12 +313,17 @@ def _close_all_but(task: Task) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     if task.log is not None:
-        os.dup2(task.log, 1)
-        os.dup2(task.log, 2)
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) != task.descriptor:
+        _write_to(task.log)
+    for descriptor in _descriptors():
+        if descriptor > 2 and descriptor != task.descriptor:
             with contextlib.suppress(OSError):
-                os.close(int(name))
+                os.close(descriptor)
+
+
+def _descriptors() -> set[int]:
+    """Those that are open; that of this very listing is not any more."""
+    listed = {int(name) for name in os.listdir("/proc/self/fd")}
+    return {descriptor for descriptor in listed if os.path.exists(f"/proc/self/fd/{descriptor}")}
 
 
 def _train(order: forks.StartTrainer, descriptor: int, entry: Entry) -> int:
@@ -265,12 +332,15 @@ def _train(order: forks.StartTrainer, descriptor: int, entry: Entry) -> int:
         # A log takes any character, whatever the locale, and whole lines at once.
         assert isinstance(stream, io.TextIOWrapper)
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
-    _seed(order.spec)
-    torch.set_num_threads(order.threads)
     code: int = ExitCode.INTERNAL
     try:
         with socket.socket(fileno=descriptor) as control:
-            code = entry(order.spec, control)
+            begin = order.begin or _stand_by(control)
+            if begin is None:
+                return ExitCode.LEFT
+            _seed(begin.spec)
+            torch.set_num_threads(begin.threads)
+            code = entry(begin.spec, control)
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else ExitCode.INTERNAL
     except BaseException:
@@ -279,6 +349,15 @@ def _train(order: forks.StartTrainer, descriptor: int, entry: Entry) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
     return code
+
+
+def _stand_by(control: socket.socket) -> forks.Begin | None:
+    """Wait to be told what to do; None: the owner is gone."""
+    begin = forks.read_begin(control)
+    if begin:
+        _write_to(log := _opened(begin.log_path))
+        os.close(log)
+    return begin
 
 
 def _seed(spec: RunSpec) -> None:

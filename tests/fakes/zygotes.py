@@ -44,7 +44,9 @@ class Mother:
         """A trainer of the mother's own, which is told nothing; its pid."""
         self._control, theirs = socket.socketpair()
         with theirs:
-            order = forks.StartTrainer(id="trainer", spec=spec, log_path=str(log_path))
+            order = forks.StartTrainer(
+                id="trainer", begin=forks.Begin(spec=spec, log_path=str(log_path))
+            )
             forks.send(self.socket, order, theirs.fileno())
         return self._started()
 

@@ -11,6 +11,10 @@ what it forked and exits.
       |  StartZygote  + a new zygote's socket ->      |   and one Exited when it is gone
       |  StartCommand + its log ->                    |
       |  Kill ->                                      |
+
+A trainer may be forked before it is known what it is to do: it stands by until :class:`Begin` comes
+over its control socket. A zygote may be one for a program: it has loaded that before it is Ready,
+or says that it is Unfit to be forked, and ends.
 """
 
 import errno
@@ -19,9 +23,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from trainer.contract.spec import Frozen, RunSpec
+from trainer.contract.spec import Frozen, Program, RunSpec
 
 MAX_BYTES = 1 << 20
+
+
+class Begin(Frozen):
+    """What a trainer is to do."""
+
+    spec: RunSpec
+    log_path: str
+    """Its standard output and error are appended here."""
+    threads: int = Field(default=1, ge=1)
+    """For torch's own thread pool."""
 
 
 class StartTrainer(Frozen):
@@ -29,11 +43,8 @@ class StartTrainer(Frozen):
 
     kind: Literal["start_trainer"] = "start_trainer"
     id: str
-    spec: RunSpec
-    log_path: str
-    """Its standard output and error are appended here."""
-    threads: int = Field(default=1, ge=1)
-    """For torch's own thread pool."""
+    begin: Begin | None = None
+    """None: it waits for that on its control socket, as :func:`framed` makes it."""
 
 
 class StartStore(Frozen):
@@ -46,11 +57,15 @@ class StartStore(Frozen):
 class StartZygote(Frozen):
     """Fork a zygote that serves the descriptor's owner: another agent shares the imports.
 
-    It dies with that owner, not with this zygote.
+    It dies with that owner, not with this zygote; one for a program with either.
     """
 
     kind: Literal["start_zygote"] = "start_zygote"
     id: str
+    program: Program | None = None
+    """To be loaded before it is ready."""
+    log_path: str | None = None
+    """What the program prints meanwhile is appended here."""
 
 
 class StartCommand(Frozen):
@@ -81,6 +96,13 @@ class Ready(Frozen):
     torch_version: str
 
 
+class Unfit(Frozen):
+    """A zygote for a program cannot be one, and ends: its trainers must load the program."""
+
+    kind: Literal["unfit"] = "unfit"
+    message: str
+
+
 class Started(Frozen):
     """``id`` runs as process ``pid``; a trainer's pid is its session too."""
 
@@ -109,7 +131,7 @@ class Exited(Frozen):
 Start = StartTrainer | StartStore | StartZygote | StartCommand
 Request = Annotated[Start | Kill, Field(discriminator="kind")]
 REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
-Answer = Annotated[Ready | Started | Refused | Exited, Field(discriminator="kind")]
+Answer = Annotated[Ready | Unfit | Started | Refused | Exited, Field(discriminator="kind")]
 ANSWER: TypeAdapter[Answer] = TypeAdapter(Answer)
 
 
@@ -142,3 +164,28 @@ def receive(sender: socket.socket) -> tuple[bytes, int | None] | None:
     """The next datagram and the descriptor that came with it; None at the end. Raises OSError."""
     text, descriptors, _, _ = socket.recv_fds(sender, MAX_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
     return (text, descriptors[0] if descriptors else None) if text else None
+
+
+_LENGTH_BYTES = 8
+
+
+def framed(begin: Begin) -> bytes:
+    """``begin`` as it is put on the control socket, before all orders."""
+    text = begin.model_dump_json().encode()
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+def read_begin(control: socket.socket) -> Begin | None:
+    """Wait for it, and read not a byte more; None when nothing will come. Raises OSError."""
+    length = _read(control, _LENGTH_BYTES)
+    text = length and _read(control, int.from_bytes(length, "little"))
+    return Begin.model_validate_json(text) if text else None
+
+
+def _read(control: socket.socket, length: int) -> bytes | None:
+    whole = b""
+    while len(whole) < length:
+        if not (piece := control.recv(length - len(whole))):
+            return None
+        whole += piece
+    return whole
