@@ -1,5 +1,6 @@
 """What the end-to-end tests are told with: nodes come and go, a job trains."""
 
+import json
 import os
 import re
 import signal
@@ -90,8 +91,9 @@ class Scene:
         return psutil.Process(self.cluster.fleet.pids(name)[1])
 
     def trainers_of(self, name: str) -> list[psutil.Process]:
-        """What the node's zygote forked, but the rendezvous store, which came first."""
-        return sorted(self.zygote_of(name).children(), key=lambda p: p.create_time())[1:]
+        """Those that its agent says run, not those that stand by for the next launch."""
+        told = json.loads((self.cluster.folder / "agents" / name / "sessions.json").read_text())
+        return [psutil.Process(int(pid)) for pid in told["sessions"]]
 
     # --- the job --------------------------------------------------------------------------
 
