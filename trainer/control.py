@@ -137,9 +137,10 @@ class Control:
         ``abort``, which returns at once, ends those waits of the main thread that no socket ends.
         """
         self._abort = abort
-        for connected, rank in sockets.items():
-            self._peers[connected.fileno()] = connected, rank
-            self._epoll.register(connected.fileno(), select.EPOLLRDHUP)
+        # All at once: from the first that is registered on, the control thread may go through them.
+        self._peers = {connected.fileno(): (connected, rank) for connected, rank in sockets.items()}
+        for descriptor in self._peers:
+            self._epoll.register(descriptor, select.EPOLLRDHUP)
 
     def unwatch(self) -> None:
         """Peers may go from now on."""

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from trainer.contract.schedule import Kind
+from trainer.contract.schedule import OUTSTANDING, Kind
 from trainer.device import CPU, Device
 from trainer.groups import Group, Sending
 from trainer.program import ProgramError
@@ -39,7 +39,6 @@ Arrival: TypeAlias = tuple[Kind, int]
 
 MAX_TENSORS = 16
 MAX_DIMENSIONS = 8
-_OUTSTANDING = 4
 _HEADER_TAG = 0
 _DTYPES = (
     torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32,
@@ -241,7 +240,7 @@ class _Sender:
             for (tag, _), tensor in zip(tagged, fetched, strict=True)
         ]
         self._outstanding.append(sending)
-        if len(self._outstanding) > _OUTSTANDING:
+        if len(self._outstanding) > OUTSTANDING:
             self._finish_oldest()
 
     def settle(self) -> None:

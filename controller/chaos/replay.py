@@ -5,17 +5,16 @@ from, on one stage and one replica.
 import json
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from controller.chaos.verdict import Launch, Replay, that_trained, to_replay
 from controller.cli import output
+from controller.cli.local import PYTHON
 from controller.core.jobspec import JobSpec
 from controller.core.words import count
 from trainer.contract.spec import Program
 
-_PYTHON = (sys.executable, "-I", "-u", "-m")
 _AT_ONCE = 2
 
 Lend = Callable[[str], socket.socket]
@@ -52,7 +51,7 @@ def _start(request: Path, launch: Launch, aside: Path, lend: Lend | None) -> sub
     arguments = ["--spec", str(request), "--shape", "1x1", "--micro-batch", str(launch.micro_batch),
                  "--checkpoint-dir", str(folder), "--resume", str(launch.resumed_from),
                  "--steps", str(to_replay(launch)[-1] - launch.resumed_from), "--json"]  # fmt: skip
-    command = [*_PYTHON, "agent.local", *arguments]
+    command = [*PYTHON, "agent.local", *arguments]
     if lend is None:
         return _piped(command)
     with lend(f"replay-{launch.generation}") as zygote:

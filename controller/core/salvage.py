@@ -20,8 +20,6 @@ from trainer.contract.progress import Ballot, Halted
 from trainer.contract.topology import Seat as Place
 
 KIND = "salvage"
-STATE_COPIES = 3
-"""Parameters and Adam's two moments."""
 _STEPPING = (GenerationState.RUNNING, GenerationState.DRAINING)
 
 
@@ -56,7 +54,8 @@ def predicted_seconds(job: Job, writers: int, rules: Rules) -> float:
     """For so many ranks to write all layers in equal shares."""
     if job.costs is None:
         return 0.0
-    num_bytes = STATE_COPIES * sum(layer.parameter_bytes for layer in job.costs.layers)
+    saved = job.costs.state_copies - 1  # no gradients
+    num_bytes = saved * sum(layer.parameter_bytes for layer in job.costs.layers)
     return num_bytes / max(1, writers) / (job.save_rate or rules.save_rate)
 
 

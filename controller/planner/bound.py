@@ -13,7 +13,8 @@ A plan whose bound is no better than a played plan's seconds need not be played.
 
 from collections.abc import Sequence
 
-from controller.planner.pipeline import OUTSTANDING, Pipeline
+from controller.planner.pipeline import Pipeline
+from trainer.contract.schedule import OUTSTANDING
 
 _CAUTION = 1 - 1e-9
 """Sums of floats in another order than the simulator's."""

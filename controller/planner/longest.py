@@ -7,9 +7,9 @@ before it has ended and its message is here: no queue of events, one look at eac
 from collections.abc import Sequence
 from itertools import cycle
 
-from controller.planner.pipeline import NO_JITTER, OUTSTANDING, Jitter, Pipeline, Played, Times
+from controller.planner.pipeline import NO_JITTER, Jitter, Pipeline, Played, Times
 from controller.planner.simulate import Run
-from trainer.contract.schedule import Kind, Order, most_in_flight, static_order
+from trainer.contract.schedule import OUTSTANDING, Kind, Order, most_in_flight, static_order
 
 
 def longest_path(

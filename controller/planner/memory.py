@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controller.planner.cutting import Cutting
-from controller.planner.pipeline import OUTSTANDING
-from trainer.contract.schedule import usual_in_flight
+from trainer.contract.schedule import OUTSTANDING, usual_in_flight
 from trainer.contract.spec import ScheduleName
 
 

@@ -22,10 +22,6 @@ Played = ScheduleName | Literal["varuna-static"]
 its place.
 """
 
-OUTSTANDING = 4
-"""A trainer starts no further message of a link before the one so many back has arrived
-(trainer/links.py).
-"""
 _LEVELS = 1024
 
 

@@ -14,8 +14,8 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
-from controller.planner.pipeline import NO_JITTER, OUTSTANDING, Jitter, Pipeline, Played, Times
-from trainer.contract.schedule import Kind, StagePlan, StageState, Task
+from controller.planner.pipeline import NO_JITTER, Jitter, Pipeline, Played, Times
+from trainer.contract.schedule import OUTSTANDING, Kind, StagePlan, StageState, Task
 
 
 class Span(NamedTuple):

@@ -21,6 +21,9 @@ from typing import NamedTuple
 
 from trainer.contract.spec import ScheduleName
 
+OUTSTANDING = 4
+"""A trainer starts no further message of a link before the one so many back has arrived."""
+
 
 class Kind(StrEnum):
     """What a task does; the value is its text form."""
