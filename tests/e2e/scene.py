@@ -4,9 +4,10 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -199,3 +200,9 @@ class Scene:
             self.cluster.controller.post(job_path(self.job_id, "/actions/cancel"), {}, JobView)
             self.wait_for(JobState.CANCELLED, JobState.SUCCEEDED, JobState.FAILED)
         self.cluster.fleet.delete([machine.name for machine in self.cluster.fleet.list()])
+        self._forget_conduct()
+
+    def _forget_conduct(self) -> None:
+        """Scenes share names: what a node did in this one is not held against the next one's."""
+        with closing(sqlite3.connect(self.cluster.folder / "varuna.db", 30)) as store, store:
+            store.execute("DELETE FROM conduct")
