@@ -191,8 +191,8 @@ async def _serve(
             except asyncio.CancelledError:
                 log.info("told to end", trainers=len(node.running()))
                 await node.leave(_LEAVE_SECONDS)
-                await warm.close()
                 await _last_reports(talk)
+                await warm.close()
                 raise
     except BaseExceptionGroup as errors:
         for error in errors.exceptions:
