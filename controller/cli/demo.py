@@ -54,6 +54,7 @@ _TOLD = frozenset(
         EventType.JOB_STATE_CHANGED,
         EventType.NODE_LOST,
         EventType.NODE_EVICTED,
+        EventType.NODE_QUARANTINED,
         EventType.RECOVERED,
         EventType.TRAINER_FAILED,
         EventType.ORDER_FAILED,

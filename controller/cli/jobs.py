@@ -48,7 +48,7 @@ batch_size: 64            # examples per step, kept through every re-plan
 steps: 2000
 checkpoint:
   dir: /mnt/shared/gpt    # a folder that every VM reaches
-  every: 50 steps         # or a duration: 5m
+  every: 50 steps         # or a duration: 5m; left out: as often as pays
 """
 
 

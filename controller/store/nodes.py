@@ -9,7 +9,6 @@ from agent import wire
 from controller.core.events import EventType
 from controller.core.states import NodeState
 from controller.store import conduct, events
-from controller.store.rows import changed
 from controller.store.tables import nodes, orders, seats
 
 GONE = [state.value for state in NodeState if state.is_gone]
@@ -54,13 +53,13 @@ def register(connection: sa.Connection, asked: wire.Register, at: float) -> int:
 
 
 def _close_older(connection: sa.Connection, asked: wire.Register, at: float) -> None:
-    older = changed(
-        connection,
-        nodes.update()
-        .where(nodes.c.name == asked.node, nodes.c.incarnation != asked.incarnation)
-        .where(nodes.c.state.not_in(GONE))
-        .values(state=NodeState.LOST.value, gone_at=at),
+    alive = (
+        (nodes.c.name == asked.node)
+        & (nodes.c.incarnation != asked.incarnation)
+        & nodes.c.state.not_in(GONE)
     )
+    older = connection.execute(sa.select(nodes.c.notice).where(alive)).scalars().all()
+    connection.execute(nodes.update().where(alive).values(state=NodeState.LOST.value, gone_at=at))
     connection.execute(  # nobody is left to carry them out
         orders.update()
         .where(orders.c.node == asked.node, orders.c.incarnation != asked.incarnation)
@@ -68,7 +67,8 @@ def _close_older(connection: sa.Connection, asked: wire.Register, at: float) -> 
         .values(closed_at=at)
     )
     if older:
-        conduct.lost(connection, asked.node, at)
+        if None in older:  # who was told to go is not to blame
+            conduct.lost(connection, asked.node, at)
         message = f"{asked.node} was started again; what ran there before is lost."
         events.record(connection, at, EventType.NODE_LOST, message, node=asked.node)
 

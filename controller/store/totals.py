@@ -1,6 +1,6 @@
 """Sums over the rows, for those who watch from outside: of unfinished jobs and the newest others.
 
-Each is a few statements, whatever the jobs have been through.
+A job takes a statement for each generation of its lineage, the rest a few.
 """
 
 from collections import defaultdict
