@@ -50,8 +50,8 @@ _FETCH = "fetch"
 """The phase before there is a process: its bundle is fetched."""
 
 _LOOK_SECONDS = 0.05
-_STORE_SECONDS = 60.0
-"""For a listing or a deletion in a store."""
+_STORE_SECONDS, _FOLDER_SECONDS = 60.0, 600.0
+"""For a listing or a deletion in a store, and in a folder."""
 
 _STANDING = (PhaseBegun, StepCommitted, Halted, Stopped, NonFinite, Failed, Finished)
 """Lines that say how a trainer stands, as long as it lives."""
@@ -442,7 +442,7 @@ def _order_of(body: wire.PassedOn) -> progress.Order:
 
 
 async def _at(root: str, work: Callable[[], _T]) -> _T:
-    """What ``work`` on a checkpoint folder gives; a store may stall for ever, a thread must not."""
-    if is_url(root):
-        return await in_thread(work, _STORE_SECONDS)
-    return await asyncio.to_thread(work)
+    """What ``work`` on a checkpoint folder gives; a store or a mount may stall for ever, and what
+    others need threads for, and our end, must not wait for it.
+    """
+    return await in_thread(work, _STORE_SECONDS if is_url(root) else _FOLDER_SECONDS)

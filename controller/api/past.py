@@ -244,32 +244,37 @@ def series_view(connection: sa.Connection, row: Any, points: int) -> schemas.Ser
 def newest_evaluation(connection: sa.Connection, job: str) -> schemas.EvaluationPoint | None:
     """The newest that counts."""
     chain = history.lineage_of(connection, job)
-    every = _evaluations(connection, job, chain)
-    return next((one for one in reversed(every) if not one.superseded), None)
+    rows = connection.execute(_newest_evaluations(job))
+    return next((_evaluation(row, chain) for row in rows if counts(row, chain)), None)
 
 
 def _evaluations(
     connection: sa.Connection, job: str, chain: dict[int, int | None]
 ) -> list[schemas.EvaluationPoint]:
-    newest = (
+    rows = connection.execute(_newest_evaluations(job)).all()
+    return [_evaluation(row, chain) for row in reversed(rows)]
+
+
+def _newest_evaluations(job: str) -> sa.Select[Any]:
+    return (
         sa.select(evaluations)
         .where(evaluations.c.job == job)
         .order_by(evaluations.c.at.desc())
         .limit(_MOST_EVALUATIONS)
     )
-    return [
-        schemas.EvaluationPoint(
-            step=row.step,
-            at=moment(row.at),
-            generation=row.generation,
-            loss=row.loss,
-            metrics=row.metrics,
-            samples=row.samples,
-            seconds=row.seconds,
-            superseded=not counts(row, chain),
-        )
-        for row in reversed(connection.execute(newest).all())
-    ]
+
+
+def _evaluation(row: Any, chain: dict[int, int | None]) -> schemas.EvaluationPoint:
+    return schemas.EvaluationPoint(
+        step=row.step,
+        at=moment(row.at),
+        generation=row.generation,
+        loss=row.loss,
+        metrics=row.metrics,
+        samples=row.samples,
+        seconds=row.seconds,
+        superseded=not counts(row, chain),
+    )
 
 
 def _point(row: Any, chain: dict[int, int | None]) -> schemas.SeriesPoint:
