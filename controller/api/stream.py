@@ -120,7 +120,8 @@ async def stream(
 
 
 def _steady(node: schemas.NodeView) -> tuple[object, ...]:
-    return node.name, node.incarnation, node.state, node.suspect, node.job, node.ranks
+    said = node.state, node.suspect, node.job, node.ranks, node.quarantine, node.leaves_at
+    return node.name, node.incarnation, *said
 
 
 def _message(kind: str, view: BaseModel, seq: int | None = None) -> ServerSentEvent:
