@@ -481,6 +481,7 @@ class Tick(View):
     evaluated: int | None = None
     """The step of the newest evaluation."""
 
+
 # ---- plans
 
 
