@@ -74,12 +74,14 @@ def test_neither_a_node_that_wakes_up_nor_one_that_is_cut_off_harms_what_came_af
     scene.wake()
     until(lambda: len(scene.nodes()) == 3 or None, "the nodes to be back")
     until(lambda: not is_there(sleeper) or None, "the trainer of long ago to be gone")
-    chosen = to_resume(scan(scene.root))
     scene.wait_for_step(scene.job().step + 15)
+    until(
+        lambda: (chosen := to_resume(scan(scene.root))) and chosen.generation == third.number,
+        "a checkpoint of the third to be the one to go on from",
+    )
     now = files_of(scene, first), files_of(scene, second.number)
     assert now[0].items() <= left[0].items(), "who woke up has written"
     assert now[1].items() <= left[1].items()
-    assert chosen and chosen.generation == third.number
     assert scene.running().number == third.number
     assert scene.running().state is GenerationState.RUNNING
     assert scene.ledger().samples_committed_once
