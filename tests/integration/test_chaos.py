@@ -198,6 +198,7 @@ FILL_AND_FREE = """
 import os, sys
 from pathlib import Path
 import psutil
+from controller.chaos.disk import Disk
 
 with Disk(Path(sys.argv[1])) as disk:
     if not disk.why_not:
