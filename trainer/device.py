@@ -18,7 +18,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from trainer.memory import ALIGNMENT, Room
 from trainer.program import ProgramError
 
 Mark: TypeAlias = Any
@@ -82,8 +81,7 @@ class Device:
 
     def places(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Host memory for copies of ``tensors`` that is kept for long."""
-        room = Room(sum(tensor.nbytes + ALIGNMENT for tensor in tensors))
-        return [room.tensor(tensor.shape, tensor.dtype) for tensor in tensors]
+        return [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
 
     def hosting(self, layer: nn.Module) -> AbstractContextManager[None]:
         """Inside, the tensors of a layer from the host lie on the device."""
