@@ -8,14 +8,16 @@ alternate, everything is started anew in each. Then what only Varuna is asked: t
 at once, a second loss during the launch, a frozen node, and one that is told that it goes.
 """
 
+import json
 import random
 import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,10 @@ class Outcome:
     resumed_from: str | None = None
     """The folder that was loaded."""
     launches: int | None = None
+    is_covered: bool | None = None
+    """Whether the survivors of an unannounced loss held every stage."""
+    seat_empty_s: float | None = None
+    """From a notice until nothing ran on its node any more."""
     phases: dict[str, float | None] = field(default_factory=dict)
 
 
@@ -144,6 +150,15 @@ class Varuna:
             phases=told.phases.model_dump() if told else {},
         )
 
+    def emptied_at(self, name: str) -> float:
+        """When no trainer of node ``name`` runs any more."""
+        told = self.cluster.folder / "agents" / name / "sessions.json"
+
+        def look() -> float | None:
+            return None if json.loads(told.read_text())["sessions"] else time.monotonic()
+
+        return until(look, f"an empty {name}", NOTICE_SECONDS * 2)
+
     def wait_for_launch(self, after: int) -> GenerationView:
         """Until a generation newer than ``after`` is being launched."""
 
@@ -209,14 +224,19 @@ def kill_during_launch(varuna: Varuna, chance: random.Random) -> Outcome:
 def announce_one(varuna: Varuna, chance: random.Random) -> Outcome:
     """Tell one node that it goes; it must hold no seat when its time is over."""
     was, before = varuna.newest(), varuna.clock.pids()
-    since = time.monotonic()
-    varuna.cluster.fleet.notice(chance.choice(varuna.seated()), NOTICE_SECONDS)
-    return varuna.outcome(since, before, was)
+    victim, since = chance.choice(varuna.seated()), time.monotonic()
+    varuna.cluster.fleet.notice(victim, NOTICE_SECONDS)
+    with ThreadPoolExecutor(1) as beside:
+        emptied = beside.submit(varuna.emptied_at, victim)
+        outcome = varuna.outcome(since, before, was)
+        return replace(outcome, seat_empty_s=emptied.result() - since)
 
 
 def _loss(varuna: Varuna, names: list[str], number: signal.Signals = signal.SIGKILL) -> Outcome:
     was, before = varuna.newest(), varuna.clock.pids()
-    return varuna.outcome(varuna.strike(names, number), before, was)
+    outcome = varuna.outcome(varuna.strike(names, number), before, was)
+    held = {seat.stage for seat in was.seats if seat.node not in names}
+    return replace(outcome, is_covered=held == {seat.stage for seat in was.seats})
 
 
 @dataclass(frozen=True)
@@ -327,6 +347,8 @@ def _sum_up(outcomes: list[Outcome]) -> dict[str, Any]:
         "median_pause_s": median(o.pause_s for o in outcomes),
         "not_recovered": sum(o.gap_s is None for o in outcomes),
         "lost_steps": [o.lost_steps for o in outcomes],
+        "covered": [o.is_covered for o in outcomes],
+        "seat_empty_s": [o.seat_empty_s for o in outcomes],
         "median_step_s": median(o.step_s for o in outcomes),
         "median_phases_s": {
             phase: median(o.phases.get(phase) for o in outcomes)
@@ -363,6 +385,11 @@ def _tell_all(report: dict[str, Any]) -> None:
         ],
     )
     for name, sums in report["varuna"].items():
+        if covered := [one for one in sums["covered"] if one is not None]:
+            tell(f"survivors covered the model, {name}: {sum(covered)} of {len(covered)}")
+        if any(sums["seat_empty_s"]):
+            told = ", ".join(map(figures.shown, sums["seat_empty_s"]))
+            tell(f"seat empty after a notice of {NOTICE_SECONDS:.0f} s: {told} s")
         phases = "  ".join(f"{p} {figures.shown(s)}" for p, s in sums["median_phases_s"].items())
         tell(f"phases of {name}: {phases}")
     tell(f"ratio of medians, varuna to torchrun: {figures.shown(report['ratio'])}")
