@@ -34,7 +34,6 @@ IMPORT_SECONDS = 180.0
 """How long importing torch may take on a slow disk."""
 _ANSWER_SECONDS = 10.0
 _GONE_SECONDS = 5.0
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -226,7 +225,7 @@ def _start(module: list[str], log: IO[bytes], descriptor: int) -> subprocess.Pop
         stdout=log,
         stderr=log,
         pass_fds=[descriptor],
-        env=os.environ | _ONE_THREAD,
+        env=os.environ | forks.ONE_THREAD,
         start_new_session=True,
         preexec_fn=die_with_parent(os.getpid()),
     )

@@ -26,6 +26,8 @@ from pydantic import Field, TypeAdapter
 from trainer.contract.spec import Frozen, Program, RunSpec
 
 MAX_BYTES = 1 << 20
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""A zygote's environment: importing numpy or torch must not start threads."""
 
 
 class Begin(Frozen):
