@@ -1,9 +1,9 @@
 """Blocking work beside the loop, with a bound: a store may stall for ever, an agent must not."""
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 from trainer.contract.remote import StoreError
@@ -16,27 +16,20 @@ async def in_thread(work: Callable[[], _T], seconds: float) -> _T:
 
     Raises StoreError then, and whatever ``work`` raises.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[_T] = loop.create_future()
-
-    def settle(settling: Callable[[], None]) -> None:
-        if not done.done():
-            settling()
+    done: Future[_T] = Future()
+    done.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
             given = work()
         except Exception as error:  # it is raised where it is awaited
-            failure = error
-            settling = lambda: done.set_exception(failure)  # noqa: E731
+            done.set_exception(error)
         else:
-            settling = lambda: done.set_result(given)  # noqa: E731
-        with contextlib.suppress(RuntimeError):  # the loop is over
-            loop.call_soon_threadsafe(settle, settling)
+            done.set_result(given)
 
     threading.Thread(target=run, name="store", daemon=True).start()
     try:
         async with asyncio.timeout(seconds):
-            return await done
+            return await asyncio.wrap_future(done)
     except TimeoutError:
         raise StoreError(f"the store has not answered within {seconds:.0f} s") from None

@@ -215,10 +215,12 @@ class JobStaging:
 
     async def _put_curves(self, folder: str) -> None:
         """Bring what rank 0 wrote so far for people to read, as far as that can be done."""
-        with contextlib.suppress(StoreError, OSError):
-            for file in (self.root / folder).iterdir():
+        try:
+            for file in sorted((self.root / folder).glob("*")):
                 put = partial(self.remote.put, file, f"{folder}/{file.name}")
                 await in_thread(put, _patience(file.stat().st_size))
+        except (StoreError, OSError) as error:  # the next checkpoint brings them
+            log.warning("curves not in the store", folder=folder, because=str(error))
 
     async def _put(self, folder: str, file: LayerFile) -> None:
         if (once := (folder, file.name, file.num_bytes)) in self._uploaded:

@@ -18,7 +18,7 @@ from controller.core.world import Job, Node, Rules, World
 from controller.planner.choose import Choice, NoPlan, choose, planner_of
 from controller.planner.place import place
 from controller.planner.problem import Depths, Problem
-from controller.planner.shapes import largest_micro_batch, levelled_micro_batch
+from controller.planner.shapes import auto_micro_batch
 from trainer.contract.spec import Shape
 
 MOST_PROBING = 4
@@ -219,8 +219,7 @@ def micro_batch_of(job: Job) -> int:
     trained = (g.shape for g in (*job.past, job.current) if g and g.kind == "train" and g.shape)
     if (before := next(trained, None)) is not None:
         return before.micro_batch
-    largest = largest_micro_batch(spec.batch_size, spec.nodes.min, spec.nodes.max)
-    return levelled_micro_batch(job.costs, largest) if job.costs else largest
+    return auto_micro_batch(job.costs, spec.batch_size, spec.nodes.min, spec.nodes.max)
 
 
 def _own(job: Job) -> Sequence[tuple[str, str]]:

@@ -9,7 +9,7 @@ from controller.core.assign import depths_of
 from controller.core.jobspec import JobSpec
 from controller.planner.choose import Choice, NoPlan, choose
 from controller.planner.problem import Problem
-from controller.planner.shapes import largest_micro_batch, levelled_micro_batch
+from controller.planner.shapes import auto_micro_batch
 from trainer.contract.costs import LayerCosts
 
 
@@ -46,8 +46,7 @@ def problem_for(spec: JobSpec, costs: LayerCosts, kind: Kind) -> Problem:
     """What a plan for ``spec`` has to solve on nodes of ``kind``."""
     wanted = spec.plan.micro_batch
     if wanted == "auto":
-        largest = largest_micro_batch(spec.batch_size, spec.nodes.min, spec.nodes.max)
-        wanted = levelled_micro_batch(costs, largest)
+        wanted = auto_micro_batch(costs, spec.batch_size, spec.nodes.min, spec.nodes.max)
     return Problem(
         costs=costs,
         batch_size=spec.batch_size,

@@ -39,6 +39,14 @@ def largest_micro_batch(batch_size: int, fewest_nodes: int, most_nodes: int | No
     return 1 << (max(most, 1).bit_length() - 1)
 
 
+def auto_micro_batch(
+    costs: LayerCosts | None, batch_size: int, fewest_nodes: int, most_nodes: int | None
+) -> int:
+    """What a job gets that leaves it to us; the largest that it may while nothing is measured."""
+    largest = largest_micro_batch(batch_size, fewest_nodes, most_nodes)
+    return levelled_micro_batch(costs, largest) if costs else largest
+
+
 def levelled_micro_batch(costs: LayerCosts, largest: int) -> int:
     """The smallest size at which a sample takes about as little as at any: larger ones would only
     make the pipeline fill more slowly.

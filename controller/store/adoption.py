@@ -19,11 +19,8 @@ from controller.core.words import times
 from controller.store import events, nodes, reports
 from controller.store.decisions import WITH_THE_GENERATION
 from controller.store.rows import insert_new
-from controller.store.tables import generations, jobs, orders, seats
+from controller.store.tables import ENDED, OVER, generations, jobs, orders, seats
 from trainer.contract.spec import RunSpec
-
-ENDED = GenerationState.ENDED.value
-OVER = [state.value for state in JobState if state.is_over]
 
 
 def adopt(connection: sa.Connection, asked: wire.Register, at: float) -> None:

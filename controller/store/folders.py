@@ -4,11 +4,11 @@ import sqlalchemy as sa
 
 from agent import wire
 from controller.core.events import EventType
-from controller.core.states import GenerationState
 from controller.store import events
 from controller.store.nodes import GONE
 from controller.store.rows import changed, insert_new, put
 from controller.store.tables import (
+    ENDED,
     checkpoints,
     found_steps,
     generations,
@@ -20,8 +20,6 @@ from controller.store.tables import (
 from trainer.contract import progress
 from trainer.contract.checkpoints import FolderName
 from trainer.contract.spec import ResumedFrom
-
-ENDED = GenerationState.ENDED.value
 
 
 def take_part(

@@ -15,8 +15,7 @@ from controller.core.states import GenerationState, JobState
 from controller.store import events
 from controller.store.nodes import give_order
 from controller.store.rows import changed
-from controller.store.snapshot import OVER
-from controller.store.tables import generations, idempotency, jobs, seats
+from controller.store.tables import OVER, generations, idempotency, jobs, seats
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 

@@ -16,7 +16,6 @@ from agent import wire
 from controller.core.events import EventType
 from controller.core.jobspec import JobSpec
 from controller.core.salvage import KIND
-from controller.core.states import GenerationState
 from controller.core.whatif import program_key
 from controller.store import events, history
 from controller.store.folders import take_listing, take_part
@@ -24,13 +23,11 @@ from controller.store.known import known_costs
 from controller.store.nodes import reported, take_notice, withdraw_notice
 from controller.store.paths import take_paths
 from controller.store.rows import changed, insert_new
-from controller.store.tables import evaluations, generations, jobs, nodes, orders, seats
+from controller.store.tables import ENDED, evaluations, generations, jobs, nodes, orders, seats
 from controller.store.tables import steps as steps_table
 from trainer.contract import progress
 from trainer.contract.checkpoints import FolderName
 from trainer.contract.costs import LayerCosts
-
-ENDED = GenerationState.ENDED.value
 
 
 @dataclass

@@ -32,12 +32,19 @@ from controller.core.world import (
 )
 from controller.store import conduct, history
 from controller.store.nodes import GONE
-from controller.store.tables import checkpoints, generations, jobs, nodes, orders, parts
+from controller.store.tables import (
+    ENDED,
+    OVER,
+    checkpoints,
+    generations,
+    jobs,
+    nodes,
+    orders,
+    parts,
+)
 from trainer.contract.costs import LayerCosts
 from trainer.contract.progress import Failed, Halted, NonFinite, Paced, Phase
 
-OVER = [state.value for state in JobState if state.is_over]
-ENDED = GenerationState.ENDED.value
 _RECENT_PARTS = 8
 
 

@@ -7,7 +7,7 @@ wire and the trainer say is kept in JSON as it was said. A generation's facts ha
 
 import sqlalchemy as sa
 
-from controller.core.states import JobState, NodeState
+from controller.core.states import GenerationState, JobState, NodeState
 
 metadata = sa.MetaData(
     naming_convention={
@@ -18,7 +18,8 @@ metadata = sa.MetaData(
     }
 )
 
-_OVER = [s.value for s in JobState if s.is_over]
+OVER = [state.value for state in JobState if state.is_over]
+ENDED = GenerationState.ENDED.value
 _GONE = [s.value for s in NodeState if s.is_gone]
 
 Id = sa.String(64)
@@ -58,8 +59,8 @@ unfinished_job_names = sa.Index(
     "uq_jobs_unfinished_name",
     jobs.c.name,
     unique=True,
-    sqlite_where=jobs.c.state.not_in(_OVER),
-    postgresql_where=jobs.c.state.not_in(_OVER),
+    sqlite_where=jobs.c.state.not_in(OVER),
+    postgresql_where=jobs.c.state.not_in(OVER),
 )
 sa.Index("ix_jobs_submitted_at", jobs.c.submitted_at)
 
@@ -211,7 +212,6 @@ evaluations = sa.Table(
     _of_generation(),
 )
 
-# A folder may be found whose generation this store never knew, hence no foreign key to generations.
 # Steps that no report told of, as a part of a checkpoint does; every agent that knew was killed.
 found_steps = sa.Table(
     "found_steps",
@@ -223,6 +223,7 @@ found_steps = sa.Table(
     sa.Column("sample_ids_hash", sa.String(8), nullable=False),
 )
 
+# A folder may be found whose generation this store never knew, hence no foreign key to generations.
 parts = sa.Table(
     "parts",
     metadata,
