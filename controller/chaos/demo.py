@@ -22,11 +22,11 @@ from controller.chaos.replay import replay
 from controller.chaos.report import Report
 from controller.chaos.trial import Trial
 from controller.chaos.watch import Watch
-from controller.cli.client import CliError, Controller
-from controller.cli.cluster import READY_SECONDS, WANTED
+from controller.client.cluster import READY_SECONDS, WANTED
+from controller.client.rest import CliError, Controller
+from controller.client.waiting import until
 from controller.cloud.local import kill_tree, machine_boot_id
 
-_POLL_SECONDS = 0.05
 _LOOK_SECONDS = 1.0
 _NO_SUCH_THING = {
     Verb.CUT: "the demo's agents have no link that can be cut",
@@ -156,15 +156,14 @@ class DemoGround(Ground):
         return int(json.loads((self._folder / "controller.json").read_text())["pid"])
 
     def _wait_for_the_controller(self) -> None:
-        deadline = time.monotonic() + READY_SECONDS
-        while True:
-            try:
-                self._ask().check_ready()
-                return
-            except CliError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(_POLL_SECONDS)
+        if not until(self._is_ready, READY_SECONDS):
+            self._ask().check_ready()  # or say why not
+
+    def _is_ready(self) -> bool:
+        with contextlib.suppress(CliError):
+            self._ask().check_ready()
+            return True
+        return False
 
 
 def _command(pid: int) -> list[str]:

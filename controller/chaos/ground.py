@@ -19,7 +19,7 @@ from controller.chaos import processes
 from controller.chaos.deeds import Deed, Verb
 from controller.chaos.disk import Disk
 from controller.chaos.links import Links
-from controller.cli.cluster import Cluster
+from controller.client.cluster import Cluster
 
 _MENDED = (Verb.JOIN, Verb.CONTINUE, Verb.WAKE, Verb.MEND, Verb.STEADY)
 

@@ -5,7 +5,7 @@ import getpass
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -21,9 +21,10 @@ from controller.chaos.replay import replay
 from controller.chaos.report import Report
 from controller.chaos.trial import Trial
 from controller.chaos.watch import Watch
-from controller.cli.client import job_path
-from controller.cli.cluster import Cluster
-from controller.cli.jobs import send
+from controller.client.cluster import Cluster
+from controller.client.jobs import send
+from controller.client.rest import job_path
+from controller.client.waiting import until
 from controller.core.jobspec import Checkpointing, Every, JobSpec, NodeRange, Plan
 
 MODEL = {"layers": 4, "width": 64, "heads": 4, "context": 64}
@@ -34,7 +35,6 @@ _CACHES = (f"torchinductor_{getpass.getuser()}",)
 """Which others keep in the folder of temporary files, on purpose."""
 _CANCEL_SECONDS = 60.0
 _GONE_SECONDS = 15.0
-_POLL_SECONDS = 0.05
 
 
 class OwnRun:
@@ -114,9 +114,9 @@ class OwnRun:
     def _end_job(self, cluster: Cluster, watch: Watch) -> list[str]:
         """Cancel it; what of it is not gone then."""
         cluster.controller.post(job_path(watch.job, "/actions/cancel"), {}, JobView)
-        if not _until(lambda: watch.job_view().state.is_over, _CANCEL_SECONDS):
+        if not until(lambda: watch.job_view().state.is_over, _CANCEL_SECONDS):
             return ["a job that was cancelled and is not over"]
-        _until(lambda: not processes.trainers(watch.job), _GONE_SECONDS)
+        until(lambda: not processes.trainers(watch.job), _GONE_SECONDS)
         return [
             f"the trainer of rank {t.rank} on {t.node} (process {t.pid})"
             for t in processes.trainers(watch.job)
@@ -124,7 +124,7 @@ class OwnRun:
 
     def _left(self, ports: set[int], root: Path) -> list[str]:
         """What is there though all has ended."""
-        _until(lambda: not processes.marked(self._mark), _GONE_SECONDS)
+        until(lambda: not processes.marked(self._mark), _GONE_SECONDS)
         left = [f"process {p.pid} ({p.name()})" for p in processes.marked(self._mark)]
         left += [f"port {port}" for port in sorted(ports & processes.listening())]
         left += [str(path) for path in self._temporary.iterdir() if path.name not in _CACHES]
@@ -140,12 +140,3 @@ def _depths(report: Report) -> NodeRange | Literal["auto"]:
 
 def _links_to(cluster: Cluster) -> Links:
     return Links(lambda: httpx2.URL(cluster.controller.place.url).port or 0)
-
-
-def _until(condition: Callable[[], object], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_POLL_SECONDS)
-    return True

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from controller.chaos.verdict import Launch, Replay, that_trained, to_replay
-from controller.cli import output
-from controller.cli.local import PYTHON
+from controller.client import output
+from controller.client.children import PYTHON
 from controller.core.jobspec import JobSpec
 from controller.core.words import count
 from trainer.contract.spec import Program

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from controller.chaos.deeds import Verb
 from controller.chaos.verdict import Invariant
-from controller.cli import output
+from controller.client import output
 from controller.core.words import count
 
 

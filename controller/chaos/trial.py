@@ -22,8 +22,8 @@ from controller.chaos.ground import Ground
 from controller.chaos.report import Report
 from controller.chaos.verdict import Launch
 from controller.chaos.watch import Watch
-from controller.cli import output
-from controller.cli.client import CliError, job_path
+from controller.client import output
+from controller.client.rest import CliError, job_path
 from controller.core.states import JobState
 
 _TURN_SECONDS = 0.05

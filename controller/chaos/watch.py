@@ -15,7 +15,7 @@ from pathlib import Path
 from controller.api.schemas import CheckpointView, GenerationView, JobView
 from controller.chaos import processes
 from controller.chaos.verdict import Seen
-from controller.cli.client import Controller, RefusedError, UnreachableError, job_path
+from controller.client.rest import Controller, RefusedError, UnreachableError, job_path
 from controller.core.states import GenerationState
 from trainer.contract.checkpoints import FolderName
 

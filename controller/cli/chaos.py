@@ -5,9 +5,6 @@ machine, and whether the promises held.
 import json
 import random
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -18,10 +15,10 @@ from controller.chaos.deeds import Deed, schedule
 from controller.chaos.demo import agents_here, run_on_demo
 from controller.chaos.own import OwnRun
 from controller.chaos.report import Report
-from controller.cli import output
-from controller.cli.client import USAGE, CliError, job_path
-from controller.cli.cluster import stopped_by_signals
 from controller.cli.options import AsJson, Connection
+from controller.cli.workplace import folder_for, stopped_by_signals
+from controller.client import output
+from controller.client.rest import USAGE, CliError, job_path
 from controller.core.jobspec import parse_duration
 
 _LEAST_SECONDS = 10.0
@@ -57,8 +54,10 @@ def chaos(
     if list_:
         _list(deeds, json_)
         return
+    if data and data.exists() and any(data.iterdir()):
+        raise CliError(f"{data} is not empty.", USAGE)
     report = Report(seed, seconds, len(names), minimum, job or "")
-    with stopped_by_signals(), _folder(data, report) as folder:
+    with stopped_by_signals(), folder_for("chaos", data) as folder:
         try:
             if controller and view:
                 run_on_demo(view, lambda: controller, deeds, folder, report)
@@ -71,6 +70,10 @@ def chaos(
             print(json.dumps(report.as_json()), flush=True)
         else:
             report.say()
+        if data is None and report.holds:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            output.note(f"Everything is kept in {folder}.")
     raise typer.Exit(0 if report.holds else 1)
 
 
@@ -90,20 +93,3 @@ def _duration(text: str) -> float:
     if seconds < _LEAST_SECONDS:
         raise CliError(f"--for {text} is too short: give {_LEAST_SECONDS:.0f}s or more.", USAGE)
     return seconds
-
-
-@contextmanager
-def _folder(data: Path | None, report: Report) -> Iterator[Path]:
-    """``data``, or a fresh folder that goes when all promises held."""
-    folder = data.absolute() if data else Path(tempfile.mkdtemp(prefix="varuna-chaos-"))
-    if data and folder.exists() and any(folder.iterdir()):
-        raise CliError(f"{data} is not empty.", USAGE)
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        yield folder
-    except CliError as error:
-        raise CliError(f"{error} Everything is kept in {folder}.", error.exit_code) from None
-    if data is None and report.holds:
-        shutil.rmtree(folder, ignore_errors=True)
-    else:
-        output.note(f"Everything is kept in {folder}.")

@@ -12,11 +12,8 @@ import re
 import shutil
 import signal
 import sys
-import tempfile
 import time
 import webbrowser
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -25,11 +22,13 @@ import typer
 
 from controller import words
 from controller.api.schemas import EventView, JobView, LedgerView, Page, RecoveryView
-from controller.cli import output
-from controller.cli.client import USAGE, CliError, Controller, UnreachableError, job_path
-from controller.cli.cluster import Cluster, free_or_any, stopped_by_signals
-from controller.cli.jobs import WAIT_EXIT, send
+from controller.cli.jobs import WAIT_EXIT
 from controller.cli.options import AsJson
+from controller.cli.workplace import folder_for, stopped_by_signals
+from controller.client import output
+from controller.client.cluster import Cluster, free_or_any
+from controller.client.jobs import send
+from controller.client.rest import USAGE, CliError, Controller, UnreachableError, job_path
 from controller.core.events import EventType
 from controller.core.jobspec import Checkpointing, Every, JobSpec, NodeRange, Plan, parse_duration
 from controller.core.states import JobState
@@ -88,7 +87,7 @@ def demo(
     plan = read_evictions(evict)
     pause = _duration(evict_every)
     kept = data is not None or not exit_
-    with stopped_by_signals(), _folder(data, kept) as folder:
+    with stopped_by_signals(), folder_for("demo", data) as folder:
         try:
             with Cluster(folder, 0 if exit_ else free_or_any(PORT)) as cluster:
                 names = [f"node-{i}" for i in range(1, nodes + 1)]
@@ -108,6 +107,8 @@ def demo(
             again = f"Start again: varuna demo --data {folder}"
             left = f" Data kept in {folder}. {again}" if kept else ""
             output.note(f"\nStopped.{left}")
+        if not kept:
+            shutil.rmtree(folder, ignore_errors=True)
     raise typer.Exit(code)
 
 
@@ -293,20 +294,6 @@ def _watch(cluster: Cluster, job_id: str, evictions: Evictions, show: _Show, sta
         output.note("Ctrl-C ends the demo.")
         signal.pause()
     return WAIT_EXIT[job.state]
-
-
-@contextmanager
-def _folder(data: Path | None, kept: bool) -> Iterator[Path]:
-    """``data``, or a fresh folder; one that is not kept goes at the end, unless that is a failure,
-    whose logs are in it.
-    """
-    folder = data.absolute() if data else Path(tempfile.mkdtemp(prefix="varuna-demo-"))
-    try:
-        yield folder
-    except CliError as error:
-        raise CliError(f"{error} Data kept in {folder}.", error.exit_code) from None
-    if not kept:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _open_page(cluster: Cluster) -> None:

@@ -4,8 +4,7 @@ resume, save, wait.
 
 import sys
 import time
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +12,13 @@ import typer
 from rich.live import Live
 
 from controller import words
-from controller.api.schemas import BundleView, EvictAnswer, EvictRequest, JobView, NodeView
-from controller.cli import output
-from controller.cli.client import (
+from controller.api.schemas import EvictAnswer, EvictRequest, JobView, NodeView
+from controller.cli.options import AsJson, Connection, Set, SpecFile, Watch, Yes
+from controller.cli.pictures import jobs_table, picture, show_plan
+from controller.client import output
+from controller.client.jobs import changes, send
+from controller.client.pack import Bundle, pack
+from controller.client.rest import (
     FAILURE,
     NOT_FOUND,
     USAGE,
@@ -25,9 +28,6 @@ from controller.cli.client import (
     UnreachableError,
     job_path,
 )
-from controller.cli.options import AsJson, Connection, Set, SpecFile, Watch, Yes
-from controller.cli.pack import Bundle, pack
-from controller.cli.pictures import jobs_table, picture, show_plan
 from controller.core.jobspec import JobSpec
 from controller.core.states import JobState
 from controller.specfile import BadSpecError, read_yaml
@@ -250,32 +250,6 @@ def program_folder(spec: JobSpec, spec_file: Path) -> Path | None:
         return None
     around = Path.cwd() if str(spec_file) == "-" else spec_file.parent
     return (around / (spec.workdir or ".")).resolve()
-
-
-def send(controller: Controller, spec: JobSpec, bundle: Bundle | None) -> JobView:
-    """The bundle, then the job, once however often it is tried."""
-    if bundle:
-        controller.put(f"/api/v1/bundles/{bundle.digest}", bundle.content, BundleView)
-    body = {"spec": spec.model_dump(mode="json")}
-    return controller.post("/api/v1/jobs", body, JobView, key=str(uuid.uuid4()))
-
-
-def changes(controller: Controller, job: str) -> Iterator[JobView]:
-    """The job now, and again whenever the stream says that something moved, until it is over."""
-    view = controller.get(job_path(job), JobView)
-    yield view
-    if view.state.is_over:
-        return
-    for message in controller.stream(job=view.id):
-        if message.event not in ("hello", "job", "tick", "reset"):
-            continue
-        if message.event == "job":
-            view = JobView.model_validate_json(message.data)
-        else:
-            view = controller.get(job_path(view.id), JobView)
-        yield view
-        if view.state.is_over:
-            return
 
 
 def _bundle(spec: JobSpec, spec_file: Path) -> Bundle | None:

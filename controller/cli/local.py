@@ -4,9 +4,6 @@ What needs torch runs as a child of its own, so that the CLI never imports it.
 """
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from enum import StrEnum
 from pathlib import Path
@@ -14,11 +11,11 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from controller.cli import output
-from controller.cli.client import USAGE, CliError
 from controller.cli.jobs import program_folder, read_spec
 from controller.cli.options import AsJson, Set, SpecFile
-from controller.cloud.local import die_with_parent
+from controller.client import output
+from controller.client.children import become, flags, run
+from controller.client.rest import USAGE, CliError
 from controller.core.jobspec import JOB_AT_STEP, JobSpec
 from trainer.contract.builtins import source_in
 from trainer.contract.schedule import as_text, static_order
@@ -26,8 +23,6 @@ from trainer.contract.spec import Program
 
 DEFAULT_MICRO_BATCH = 4
 """Of `varuna try`: never dependent on the shape, so that runs at two shapes compare."""
-
-PYTHON = (sys.executable, "-I", "-u", "-m")
 
 
 class Schedule(StrEnum):
@@ -178,33 +173,3 @@ def _init_from(spec: JobSpec, folder: Path | None) -> str | None:
     if JOB_AT_STEP.match(spec.init_from):
         raise CliError("`varuna try` knows no jobs; give init_from a folder.", USAGE)
     return str((folder or Path.cwd()) / spec.init_from)
-
-
-def flags(**values: object) -> list[str]:
-    """``tls_key="k"`` -> ``--tls-key k``; what is None is left out."""
-    given = {name: value for name, value in values.items() if value is not None}
-    return [word for name, value in given.items() for word in (_flag(name), str(value))]
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def become(module: str, *arguments: str) -> NoReturn:
-    """Be ``python -m module`` from here on: its exit code and its signals are ours."""
-    sys.stdout.flush()
-    os.execv(PYTHON[0], [*PYTHON, module, *arguments])
-
-
-def run(module: str, *arguments: str) -> int:
-    """Run ``python -m module`` to its end; its exit code, or 1 when a signal ended it.
-
-    Ctrl-C reaches it too; it tidies up and ends, and we wait for that.
-    """
-    child = subprocess.Popen([*PYTHON, module, *arguments], preexec_fn=die_with_parent(os.getpid()))
-    while True:
-        try:
-            code = child.wait()
-            return code if code >= 0 else 1
-        except KeyboardInterrupt:
-            continue

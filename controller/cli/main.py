@@ -15,9 +15,10 @@ from typing import Annotated
 
 import typer
 
-from controller.cli import chaos, demo, jobs, local, output, plans, watch
-from controller.cli.client import FAILURE, CliError
+from controller.cli import chaos, demo, jobs, local, plans, watch
 from controller.cli.options import Connection
+from controller.client import output
+from controller.client.rest import FAILURE, CliError
 from controller.cloud.port import CloudError
 
 app = typer.Typer(

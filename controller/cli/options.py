@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from controller.cli.client import Controller, find
+from controller.client.rest import Controller, find
 
 SpecFile = Annotated[
     Path, typer.Argument(metavar="SPEC", help="The job spec, a YAML file; - is standard input.")

@@ -8,9 +8,9 @@ from rich.text import Text
 
 from controller import words
 from controller.api.schemas import EventView, GenerationView, JobView, LedgerView, NodeView, Page
-from controller.cli import output
-from controller.cli.client import Controller, job_path
-from controller.cli.pack import Bundle
+from controller.client import output
+from controller.client.pack import Bundle
+from controller.client.rest import Controller, job_path
 from controller.core.jobspec import JobSpec
 from controller.core.states import JobState
 from controller.core.words import capitalised

@@ -19,8 +19,12 @@ from rich.text import Text
 from controller import words
 from controller.api.planned import table
 from controller.api.schemas import PlansRequest, PlansView, PlanView
-from controller.cli import output
-from controller.cli.client import (
+from controller.cli.jobs import read_spec
+from controller.cli.local import what_to_try
+from controller.cli.options import AsJson, Connection, Set, SpecFile
+from controller.client import output
+from controller.client.children import PYTHON
+from controller.client.rest import (
     CONFLICT,
     FAILURE,
     NOT_ALLOWED,
@@ -28,9 +32,6 @@ from controller.cli.client import (
     CliError,
     UnreachableError,
 )
-from controller.cli.jobs import read_spec
-from controller.cli.local import PYTHON, what_to_try
-from controller.cli.options import AsJson, Connection, Set, SpecFile
 from controller.core.jobspec import JobSpec, NodeRange, parse_range
 from controller.core.period import UNMEASURED
 from controller.core.whatif import Kind, problem_for

@@ -8,11 +8,11 @@ from urllib.parse import quote
 import typer
 
 from controller.api.schemas import EventView, GenerationView, JobView, LogView, NodeView, Page
-from controller.cli import output
-from controller.cli.client import NOT_FOUND, CliError, Controller, job_path
 from controller.cli.jobs import WAIT_EXIT
 from controller.cli.options import AsJson, Connection
 from controller.cli.pictures import nodes_table
+from controller.client import output
+from controller.client.rest import NOT_FOUND, CliError, Controller, job_path
 from controller.core.events import EventType
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Stay and print what comes.")]

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from controller.api.schemas import GenerationView, JobView, RecoveryPhases, RecoveryView
-from controller.cli.client import job_path
-from controller.cli.cluster import Cluster
-from controller.cli.jobs import send
-from controller.cli.pack import pack
+from controller.client.cluster import Cluster
+from controller.client.jobs import send
+from controller.client.pack import pack
+from controller.client.rest import job_path
 from controller.core.jobspec import Checkpointing, Every, JobSpec, NodeRange, Plan
 from controller.core.states import GenerationState
 from controller.settings import Settings

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.cli.cluster import Cluster
+from controller.client.cluster import Cluster
 from tests.e2e.scene import Scene
 
 

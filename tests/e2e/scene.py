@@ -24,8 +24,8 @@ from controller.api.schemas import (
     SeriesPoint,
     SeriesView,
 )
-from controller.cli.client import job_path
-from controller.cli.cluster import Cluster
+from controller.client.cluster import Cluster
+from controller.client.rest import job_path
 from controller.core.states import GenerationState, JobState
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from controller.chaos.demo import agents_here
-from controller.cli.client import CliError
-from controller.cli.cluster import WANTED, Cluster
+from controller.client.cluster import WANTED, Cluster
+from controller.client.rest import CliError
 from tests.e2e.scene import Scene, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from controller.api.schemas import JobView, LedgerView
-from controller.cli.client import CliError, job_path
+from controller.client.rest import CliError, job_path
 from controller.core.states import JobState
 from tests.e2e.scene import LEISURELY, Scene, until
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from controller.api.schemas import EventView, GenerationView, LogView, Page
-from controller.cli.client import job_path
+from controller.client.rest import job_path
 from controller.core.events import EventType
 from controller.core.states import Reason
 from tests.e2e.scene import Scene, until

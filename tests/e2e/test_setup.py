@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from controller.api.schemas import BundleView, LogView
-from controller.cli.client import job_path
-from controller.cli.pack import pack
+from controller.client.pack import pack
+from controller.client.rest import job_path
 from controller.core.states import JobState, Reason
 from tests.e2e.scene import Scene, until
 

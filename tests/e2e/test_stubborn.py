@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from controller.api.schemas import BundleView
-from controller.cli.pack import pack
+from controller.client.pack import pack
 from controller.core.states import JobState
 from tests.e2e.scene import Scene, until
 from tests.fakes.trainers import PROGRAMS

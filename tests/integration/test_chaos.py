@@ -15,7 +15,7 @@ import pytest
 from controller.chaos import processes, watch
 from controller.chaos.links import Links
 from controller.chaos.watch import Watch
-from controller.cli.client import Controller
+from controller.client.rest import Controller
 from tests.fakes.waiting import until
 
 pytestmark = pytest.mark.integration

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from controller.cli import output
-from controller.cli.client import CliError
 from controller.cli.demo import Eviction, read_evictions
 from controller.cli.main import main, with_resume_value
+from controller.client import output
+from controller.client.rest import CliError
 
 SPEC = """\
 name: mini

@@ -8,7 +8,7 @@ import pytest
 
 from controller.api.schemas import LogView
 from controller.cli import watch
-from controller.cli.client import Controller, Place
+from controller.client.rest import Controller, Place
 
 
 def log(generation: int, text: str, *, begin: int = 0, over: bool = False) -> dict[str, Any]:

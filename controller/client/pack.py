@@ -17,7 +17,7 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 from controller import words
-from controller.cli.client import USAGE, CliError
+from controller.client.rest import USAGE, CliError
 
 CAP_BYTES = 100_000_000
 OURS = ("trainer", "agent", "controller")

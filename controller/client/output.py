@@ -1,4 +1,4 @@
-"""What the CLI writes: data on stdout, progress and errors on stderr.
+"""What a command writes: data on stdout, progress and errors on stderr.
 
 A table on a terminal, the same columns as plain text off one; ``NO_COLOR`` is obeyed; JSON is the
 REST schema, one object a line where it streams. What others wrote (names, messages) never reaches a

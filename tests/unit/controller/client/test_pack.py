@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from controller.cli import pack as packing
-from controller.cli.client import CliError
-from controller.cli.pack import Bundle, pack
+from controller.client import pack as packing
+from controller.client.pack import Bundle, pack
+from controller.client.rest import CliError
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from controller.api.schemas import HealthView, JobView, VersionView
-from controller.cli.client import (
+from controller.client.rest import (
     CliError,
     Controller,
     Place,

@@ -1,4 +1,4 @@
-"""The one place where the CLI speaks HTTP, and where it finds out to whom.
+"""The one place where a user's side speaks HTTP, and where it finds out to whom.
 
 URL and token: flags, then ``VARUNA_URL`` with ``VARUNA_TOKEN`` or ``VARUNA_TOKEN_FILE``, then what
 `varuna serve` or `varuna demo` last wrote to ``$XDG_CONFIG_HOME/varuna/current.json`` (or into

@@ -10,11 +10,9 @@ At its end, however it ends, nothing of it is alive.
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -22,8 +20,9 @@ from typing import Self, TypeVar
 import httpx2
 
 from controller.api.schemas import NodeView
-from controller.cli.client import CliError, Controller, Place, RefusedError, UnreachableError
-from controller.cli.local import PYTHON, flags
+from controller.client.children import PYTHON, flags
+from controller.client.rest import CliError, Controller, Place, RefusedError, UnreachableError
+from controller.client.waiting import until
 from controller.cloud.local import LocalFleet, die_with_parent
 
 READY_SECONDS = 60.0
@@ -31,7 +30,6 @@ CONNECT_SECONDS = 60.0
 STOP_SECONDS = 10.0
 WANTED = "wanted"
 """A folder in the cluster's: an agent is started for each name that lies there."""
-_POLL_SECONDS = 0.05
 
 T = TypeVar("T")
 
@@ -78,11 +76,10 @@ class Cluster:
         """Start agents and wait until they are registered. Needs torch to be there."""
         self.fleet.create(names)
         wanted = set(names)
-        _wait(
-            lambda: wanted <= {n.name for n in self.nodes()} or None,
+        self._wait(
+            lambda: wanted <= {n.name for n in self.nodes()},
             CONNECT_SECONDS,
             f"Not all of {', '.join(names)} have registered (see {self.folder / 'agents'})",
-            self._check,
         )
 
     def start_controller(self) -> None:
@@ -136,7 +133,18 @@ class Cluster:
                     return Controller(controller.place)
             return None
 
-        return _wait(ready, READY_SECONDS, "The controller is not ready", self._check)
+        return self._wait(ready, READY_SECONDS, "The controller is not ready")
+
+    def _wait(self, look: Callable[[], T | None], seconds: float, complaint: str) -> T:
+        def look_and_check() -> T | None:
+            found = look()
+            if not found:
+                self._check()
+            return found
+
+        if found := until(look_and_check, seconds):
+            return found
+        raise CliError(f"{complaint} after {seconds:.0f} s.")
 
     def _stop_controller(self) -> None:
         self.controller.close()
@@ -176,29 +184,3 @@ def free_or_any(port: int) -> int:
         except OSError:
             return 0
     return port
-
-
-@contextlib.contextmanager
-def stopped_by_signals() -> Iterator[None]:
-    """SIGTERM ends what is run here as Ctrl-C does."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _wait(
-    look: Callable[[], T | None], seconds: float, complaint: str, check: Callable[[], None]
-) -> T:
-    deadline = time.monotonic() + seconds
-    while (found := look()) is None:
-        check()
-        if time.monotonic() >= deadline:
-            raise CliError(f"{complaint} after {seconds:.0f} s.")
-        time.sleep(_POLL_SECONDS)
-    return found

@@ -1,0 +1,1 @@
+"""Of what a user does with a controller, below the commands."""
