@@ -24,6 +24,13 @@ class LogPiece:
     next_offset: int
     text: str
 
+    def up_to(self, end: str) -> tuple["LogPiece", bool]:
+        """The piece until ``end``, which is taken too, and whether it is there."""
+        text, found, _ = self.text.partition(end)
+        text += found
+        left_out = len(self.text.encode()) - len(text.encode())
+        return LogPiece(self.offset, self.next_offset - left_out, text), bool(found)
+
 
 @dataclass
 class _State:
@@ -98,6 +105,13 @@ class Logs:
         if whole is not None:
             text = whole.encode()
         return LogPiece(begin, begin + len(text), text.decode("utf-8", "replace"))
+
+    def begins(self, job: str, generation: int, rank: int, text: str) -> bool:
+        """Whether the log's first words are these."""
+        wanted = text.encode()
+        with self._lock:
+            path = self._path(job, generation, rank)
+            return self._read(path, 0, len(wanted)) == wanted
 
     def _read(self, path: Path, begin: int, end: int) -> bytes:
         state = _load(path)

@@ -17,6 +17,7 @@ from controller.bell import FEED, RECONCILER
 from controller.cloud.local import kill_tree
 from controller.core.events import EventType
 from controller.core.states import JobState
+from controller.logs import LogPiece
 from controller.parts import Parts
 from controller.store import conduct, events, jobs, nodes
 from trainer.contract.costs import LayerCosts
@@ -158,6 +159,33 @@ def job_logs(
         piece = here.logs.tail(row.id, seat.generation, seat.rank, tail)
     else:
         piece = here.logs.read(row.id, seat.generation, seat.rank, offset)
+    return _log_view(seat, piece, over=seat.over)
+
+
+@router.get("/{job}/logs/setup")
+def setup_log(
+    here: Here,
+    job: str,
+    node: str | None = None,
+    rank: Annotated[int | None, Query(ge=0)] = None,
+    generation: Annotated[int | None, Query(ge=1)] = None,
+    offset: Annotated[int, Query(ge=0)] = 0,
+) -> schemas.LogView:
+    """What the newest `setup` printed (on ``node``), from ``offset`` on, and nothing else."""
+    with here.store.read() as connection:
+        row = job_row(connection, job)
+        found = views.set_up_seats(connection, row.id, generation, rank, node)
+    if not found:
+        raise ProblemException(404, "No VM was set up here (yet).")
+    began = (s for s in found if here.logs.begins(row.id, s.generation, s.rank, wire.SETUP_BEGINS))
+    seat = next(began, found[0])
+    piece, is_done = here.logs.read(row.id, seat.generation, seat.rank, offset).up_to(
+        wire.SETUP_ENDS
+    )
+    return _log_view(seat, piece, over=is_done or seat.over)
+
+
+def _log_view(seat: views.LogSeat, piece: LogPiece, *, over: bool) -> schemas.LogView:
     return schemas.LogView(
         generation=seat.generation,
         rank=seat.rank,
@@ -165,7 +193,7 @@ def job_logs(
         offset=piece.offset,
         next_offset=piece.next_offset,
         text=piece.text,
-        over=seat.over,
+        over=over,
     )
 
 

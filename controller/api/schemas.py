@@ -22,6 +22,7 @@ is named by its id, its name (the newest of that name) or a unique prefix of its
     GET  /jobs/{job}/series             -> SeriesView                    ?points=1000
     GET  /jobs/{job}/logs               -> LogView                       ?rank=&generation=&tail=200
                                                                          or &offset=N
+    GET  /jobs/{job}/logs/setup         -> LogView                       ?node=&rank=&offset=0
     GET  /jobs/{job}/ledger             -> LedgerView
     GET  /jobs/{job}/costs              -> LayerCosts (trainer/contract/costs.py)
     POST /plans                         PlansRequest -> PlansView        a what-if: no state

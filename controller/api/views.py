@@ -30,6 +30,7 @@ from controller.store.tables import (
     steps,
 )
 from trainer.contract.lineage import counts
+from trainer.contract.progress import Phase
 
 # ---- jobs
 
@@ -338,6 +339,30 @@ def log_seat(
     if row is None:
         return None
     return LogSeat(row.generation, row.rank, row.node, over=row.exit_at is not None)
+
+
+def set_up_seats(
+    connection: sa.Connection,
+    job: str,
+    generation: int | None,
+    rank: int | None,
+    node: str | None,
+) -> list[LogSeat]:
+    """The seats that waited for a `setup`, the newest first: one of each node began it."""
+    query = (
+        sa.select(seats)
+        .where(seats.c.job == job)
+        .where(seats.c.phases[Phase.SETUP.value].as_float().is_not(None))
+        .order_by(seats.c.generation.desc(), seats.c.rank)
+    )
+    asked = ((seats.c.generation, generation), (seats.c.rank, rank), (seats.c.node, node))
+    for column, wanted in asked:
+        if wanted is not None:
+            query = query.where(column == wanted)
+    return [
+        LogSeat(row.generation, row.rank, row.node, over=row.exit_at is not None)
+        for row in connection.execute(query)
+    ]
 
 
 def seated_names(connection: sa.Connection) -> dict[str, str]:

@@ -28,10 +28,16 @@ def logs(
     node: Annotated[str | None, typer.Option(help="The rank that this node holds.")] = None,
     generation: Annotated[int | None, typer.Option(min=1, help="Else the newest.")] = None,
     tail: Annotated[int, typer.Option(min=1, help="How many lines.")] = 200,
+    setup: Annotated[
+        bool, typer.Option("--setup", help="Only what the newest `setup` printed, on --node.")
+    ] = False,
 ) -> None:
     """Print the log of one trainer; with -f through every re-plan, to the job's end."""
     controller = Connection.of(context)
     path = job_path(job)
+    if setup:
+        setup_log(controller, path, follow, node=node, rank=rank, generation=generation)
+        return
     if node is not None:
         rank, generation = _seat_of(controller, path, node, generation)
     view = controller.get(f"{path}/logs", LogView, rank=rank, generation=generation, tail=tail)
@@ -126,6 +132,20 @@ def _seat_of(
             if seat.node == node and generation in (None, view.number):
                 return seat.rank, view.number
     raise CliError(f"Node {node} holds no seat of this job.", NOT_FOUND)
+
+
+def setup_log(controller: Controller, path: str, follow: bool, **whose: str | int | None) -> None:
+    """Print what the newest `setup` of ``whose`` said; with ``follow`` what it yet says."""
+    path = f"{path}/logs/setup"
+    view = controller.get(path, LogView, **whose)
+    output.note(f"— generation {view.generation}, rank {view.rank} on {view.node} —")
+    print(view.text, end="", flush=True)
+    while not view.over and (follow or view.text):
+        if not view.text:
+            time.sleep(0.5)
+        seat = {"rank": view.rank, "generation": view.generation}
+        view = controller.get(path, LogView, **seat, offset=view.next_offset)
+        print(view.text, end="", flush=True)
 
 
 def follow_log(

@@ -38,9 +38,9 @@ def bundled(scene: Scene, folder: Path) -> str:
     return bundle.digest
 
 
-def log(scene: Scene, generation: int) -> str:
-    path = job_path(scene.job_id, "/logs")
-    return scene.cluster.controller.get(path, LogView, generation=generation, rank=0).text
+def setup_log(scene: Scene, **asked: object) -> LogView:
+    path = job_path(scene.job_id, "/logs/setup")
+    return scene.cluster.controller.get(path, LogView, **asked)
 
 
 def test_vms_are_set_up_before_the_program_is_imported_and_a_second_job_begins_where_it_ended(
@@ -59,8 +59,11 @@ def test_vms_are_set_up_before_the_program_is_imported_and_a_second_job_begins_w
     go.touch()
     scene.wait_for(JobState.SUCCEEDED)
     losses = scene.losses()
-    assert "[varuna] setup, line 1 of 2: seq 1 64 > data.txt" in log(scene, 1)
-    assert "ready\n[varuna] setup is done" in log(scene, 1)
+    for node in ("vm-1", "vm-2"):
+        log = setup_log(scene, node=node)
+        assert log.text.startswith("[varuna] setup, line 1 of 2: seq 1 64 > data.txt\n")
+        assert log.text.endswith("ready\n[varuna] setup is done\n")
+        assert (log.node, log.over) == (node, True)
 
     second = scene.submit(2, nodes="2", name="second", **own, init_from="first@newest")
     scene.wait_for(JobState.SUCCEEDED)

@@ -435,18 +435,29 @@ def test_orders_stand_until_their_report_is_durable(
     assert report(agent, "vm-9", 1, looked, done, begun) == 3, "all known already"
     assert report(agent, "vm-9", 9, begun) == 3, "a gap: from 4 on again, please"
     assert orders(agent, "vm-9", 0, 0) == ()
-    for offset, text in ((0, "hello\n"), (0, "hello\n"), (6, "world\n")):
+
+    def print_(offset: int, text: str) -> None:
         chunk = wire.LogChunk(
             incarnation="first-life", job=submitted, generation=1, rank=0,
             offset=offset, text=text,
         )  # fmt: skip
         path = "/api/v1/agents/vm-9/logs"
         assert agent.post(path, content=chunk.model_dump_json(), headers=JSON).status_code == 204
+
+    for offset, text in ((0, "hello\n"), (0, "hello\n"), (6, "world\n")):
+        print_(offset, text)
     log = user.get("/api/v1/jobs/a/logs", params={"tail": 1}).json()
     assert (log["text"], log["node"], log["over"]) == ("world\n", "vm-9", False)
     assert user.get("/api/v1/jobs/a/logs?offset=0").json()["text"] == "hello\nworld\n"
     (seat,) = user.get("/api/v1/jobs/a/generations").json()["items"][0]["seats"]
     assert (seat["phase"], seat["node"]) == ("program", "vm-9")
+    problem(user.get("/api/v1/jobs/a/logs/setup"), 404)
+    setup = progress.PhaseBegun(phase=progress.Phase.SETUP)
+    assert report(agent, "vm-9", 4, begun.model_copy(update={"line": setup})) == 4
+    print_(12, f"{wire.SETUP_ENDS}and more\n")
+    log = user.get("/api/v1/jobs/a/logs/setup?node=vm-9&offset=6").json()
+    assert (log["text"], log["over"]) == (f"world\n{wire.SETUP_ENDS}", True)
+    problem(user.get("/api/v1/jobs/a/logs/setup?node=vm-8"), 404)
 
 
 def test_reports_of_a_seat_that_is_not_ones_own_are_dropped(agent: httpx2.Client) -> None:

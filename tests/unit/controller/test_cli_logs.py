@@ -1,4 +1,4 @@
-"""`varuna logs -f` goes on through every re-plan, to the job's end."""
+"""`varuna logs -f` goes on through every re-plan to the job's end, `--setup` to its own."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -58,3 +58,23 @@ def test_a_log_is_followed_into_the_next_generation_to_the_end(
     assert [(a.get("generation"), a.get("offset")) for a in asked if "offset" in a] == [
         ("1", "2"), ("2", "0"), ("2", "2"),
     ]  # fmt: skip
+
+
+def test_the_log_of_a_setup_is_followed_until_it_is_done(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    answers = iter([log(2, "a\n"), log(2, "b\n", begin=2, over=True)])
+    asked: list[tuple[str, dict[str, str]]] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append((request.url.path, dict(request.url.params)))
+        return httpx2.Response(200, json=next(answers))
+
+    controller = Controller(Place("http://c", "t"), httpx2.MockTransport(answer))
+    watch.setup_log(controller, "/api/v1/jobs/a", follow=True, node="vm-1")
+    out, err = capsys.readouterr()
+    assert out == "a\nb\n" and "generation 2, rank 3 on vm-1" in err
+    assert asked == [
+        ("/api/v1/jobs/a/logs/setup", {"node": "vm-1"}),
+        ("/api/v1/jobs/a/logs/setup", {"rank": "3", "generation": "2", "offset": "2"}),
+    ]

@@ -84,6 +84,17 @@ def test_a_piece_ends_between_characters(tmp_path: Path) -> None:
     assert first.text + second.text == "x" + text
 
 
+def test_a_piece_is_cut_behind_what_is_asked_for(tmp_path: Path) -> None:
+    log = logs(tmp_path)
+    log.append("j", 1, 0, 0, "begun\né done\nand more\n")
+    assert log.begins("j", 1, 0, "begun") and not log.begins("j", 1, 0, "gun")
+    assert not log.begins("j", 1, 1, "begun")
+    piece, is_there = log.read("j", 1, 0, 3).up_to("done\n")
+    assert (piece.text, is_there) == ("un\né done\n", True)
+    assert log.read("j", 1, 0, piece.next_offset).text == "and more\n"
+    assert log.read("j", 1, 0, 0).up_to("nowhere") == (log.read("j", 1, 0, 0), False)
+
+
 def test_rank_and_job_lead_nowhere_else(tmp_path: Path) -> None:
     log = logs(tmp_path / "logs")
     log.append("job_01", 1, 0, 0, "\ud800 is no character\n")
