@@ -333,7 +333,8 @@ class Uploads:
         if before:
             self._staging.going[before.folder] -= 1
             if before.folder != line.folder:
-                self._fail(before, "it is skipped, because the one before is still on its way")
+                because = "it is skipped, because the one before is still on its way"
+                self._fail(before, because, put_off=True)
         if self._idle.is_set():
             self._idle.clear()
             self._do(self._run())
@@ -365,6 +366,7 @@ class Uploads:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _fail(self, line: PartWritten, message: str) -> None:
+    def _fail(self, line: PartWritten, message: str, *, put_off: bool = False) -> None:
         log.warning("checkpoint not in the store", folder=line.folder, because=message)
-        self._tell(SaveFailed(folder=line.folder, step=line.step, message=message))
+        failed = SaveFailed(folder=line.folder, step=line.step, message=message, put_off=put_off)
+        self._tell(failed)

@@ -81,7 +81,7 @@ class Saves:
         if self.is_busy and not self._is_put_off:
             folder = self._header(step).folder
             message = "it is put off, because the one before is still being written"
-            self._say(SaveFailed(folder=folder, step=step, message=message))
+            self._say(SaveFailed(folder=folder, step=step, message=message, put_off=True))
         self._is_put_off = True
 
     # --- how ----------------------------------------------------------------------------------

@@ -25,12 +25,14 @@ class MarkNode:
 
 @dataclass(frozen=True)
 class QuarantineNode:
-    """No job may use the node of this name until then."""
+    """No job uses the node of this name until then, but as a last resort."""
 
     node: str
     until: float
     times: int
     because: str
+    unreached: tuple[str, ...] = ()
+    """Whom it has no path to, if that is why."""
 
 
 @dataclass(frozen=True)

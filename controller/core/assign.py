@@ -1,20 +1,22 @@
 """Which nodes a job may have: one node works for one job. PURE.
 
 A job that runs keeps its nodes; one that recovers keeps those that are left. What is free goes to
-the others by priority, then age, each up to its most. Only nodes that answer are given out.
+the others by priority, then age, each up to its most. Only nodes that answer are given out; those
+that are set aside only to a job that would be below its fewest without, and no more than it lacks.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 
-from controller.core.actions import SeatAt
+from controller.core.actions import QuarantineNode, SeatAt
 from controller.core.jobspec import JobSpec
-from controller.core.liveness import is_answering, is_leaving
-from controller.core.quarantine import is_set_aside
+from controller.core.liveness import is_answering, is_leaving, is_silent
+from controller.core.quarantine import is_set_aside, last_resorts
 from controller.core.states import JobState
-from controller.core.world import Job, Node, Rules, World
+from controller.core.world import Job, Node, Quarantine, Rules, World
 from controller.planner.choose import Choice, NoPlan, choose, planner_of
 from controller.planner.place import place
 from controller.planner.problem import Depths, Problem
@@ -44,10 +46,10 @@ class Pool:
     """The nodes, as one look hands them out."""
 
     def __init__(self, world: World, now: float, rules: Rules) -> None:
+        self._world, self._now, self._rules = world, now, rules
         self.alive = {node.name: node for node in world.nodes if not node.state.is_gone}
         self._answering = {n.name for n in self.alive.values() if is_answering(n, now, rules)}
         self._leaving = {n.name for n in self.alive.values() if is_leaving(n, now, rules)}
-        self._aside = {n.name for n in self.alive.values() if is_set_aside(n, now)}
         self._holder: dict[str, str] = {}
         for job in world.jobs:
             for node in _own(job):
@@ -69,22 +71,29 @@ class Pool:
         self._answering.discard(node.name)
         self._holder.pop(node.name, None)
 
-    def set_aside(self, name: str) -> None:
-        """It is offered to nobody from here on."""
-        self._aside.add(name)
+    def set_aside(self, verdict: QuarantineNode) -> None:
+        """It is so from here on."""
+        aside = Quarantine(
+            verdict.because, self._now, verdict.until, verdict.times, unreached=verdict.unreached
+        )
+        self.alive[verdict.node] = replace(self.alive[verdict.node], quarantine=aside)
 
-    def aside(self, job: Job) -> int:
-        """How many of the nodes that ``job`` could have are set aside."""
-        theirs = (None, job.id)
-        return sum(name in self.alive and self._holder.get(name) in theirs for name in self._aside)
+    def is_aside(self, node: Node) -> bool:
+        """Whether it is set aside."""
+        return is_set_aside(node, self._now)
+
+    def aside(self, job: Job) -> list[Node]:
+        """The nodes that ``job`` could have and that are set aside."""
+        return [n for n in self._for(job) if self.is_aside(n)]
 
     def offer(self, job: Job) -> tuple[Node, ...]:
         """What ``job`` could launch on now, at most its most, of one device kind; in the order of
-        their names.
+        their names, the last resorts last.
         """
         nodes = [n for n in self._within_reach(job) if n.name in self._answering]
-        chosen = sorted(nodes, key=lambda n: (self._holder.get(n.name) != job.id, _natural(n.name)))
-        return tuple(sorted(chosen[: job.spec.nodes.max], key=lambda n: _natural(n.name)))
+        first = sorted(nodes, key=lambda n: (self._holder.get(n.name) != job.id, _natural(n.name)))
+        chosen = sorted(first, key=self.is_aside)[: job.spec.nodes.max]
+        return tuple(sorted(chosen, key=lambda n: (self.is_aside(n), _natural(n.name))))
 
     def could_answer(self, job: Job) -> int:
         """How many nodes ``job`` could have if all that are not lost answered."""
@@ -100,14 +109,33 @@ class Pool:
         self._holder = {name: holder for name, holder in self._holder.items() if holder != job.id}
 
     def _within_reach(self, job: Job) -> list[Node]:
-        """Its own and the free ones, if they stay; of one device kind: CUDA if there are enough."""
-        apart = self._leaving | self._aside
-        staying = [n for n in self.alive.values() if n.name not in apart]
-        mine = [n for n in staying if self._holder.get(n.name) in (None, job.id)]
+        """Its own and the free ones, if they stay; of one device kind: CUDA if there are enough.
+        Where too few are in their place, the last resorts that make up for them are among it.
+        """
         wanted = ("cuda", "cpu") if job.spec.device == "auto" else (job.spec.device,)
-        kinds = [[n for n in mine if n.device_kind == kind] for kind in wanted]
-        enough = (nodes for nodes in kinds if len(nodes) >= job.spec.nodes.min)
-        return next(enough, max(kinds, key=len))
+        kinds = [[n for n in self._for(job) if n.device_kind == kind] for kind in wanted]
+        sound = [[n for n in nodes if not self.is_aside(n)] for nodes in kinds]
+        both = zip(sound, kinds, strict=True)
+        filled = ([*good, *self._last_resorts(job, good, every)] for good, every in both)
+        fewest = job.spec.nodes.min
+        enough = (of for of in chain(sound, filled) if len(self._standing(of)) >= fewest)
+        return next(enough, max(sound, key=len))
+
+    def _for(self, job: Job) -> list[Node]:
+        """Its own and the free ones that stay."""
+        staying = [n for n in self.alive.values() if n.name not in self._leaving]
+        return [n for n in staying if self._holder.get(n.name) in (None, job.id)]
+
+    def _standing(self, nodes: Iterable[Node]) -> list[Node]:
+        """Those of ``nodes`` that have not gone silent."""
+        return [n for n in nodes if not is_silent(n, None, self._world, self._now, self._rules)]
+
+    def _last_resorts(self, job: Job, sound: Sequence[Node], every: Iterable[Node]) -> list[Node]:
+        """Who of ``every`` makes up for what ``job`` lacks beside ``sound``."""
+        aside = (n for n in every if n.name in self._answering and self.is_aside(n))
+        standing = self._standing(sound)
+        found = last_resorts(job, aside, standing, self._world.jobs)
+        return found[: max(0, job.spec.nodes.min - len(standing))]
 
 
 def devices_of(job: Job, node: Node) -> int:
@@ -122,12 +150,17 @@ def seats(job: Job, nodes: Sequence[Node], shape: Shape) -> tuple[SeatAt, ...]:
     return tuple(SeatAt(nodes[n].name, nodes[n].incarnation, device) for n, device in spots)
 
 
-def in_seating_order(nodes: Sequence[Node], slow: Slow = NOBODY) -> tuple[Node, ...]:
-    """Zone by zone, so that a replica keeps to one; the slow ones last."""
+def in_seating_order(
+    nodes: Sequence[Node], slow: Slow = NOBODY, aside: Collection[Node] = ()
+) -> tuple[Node, ...]:
+    """Zone by zone, so that a replica keeps to one; then who is set aside; the slow ones last."""
     zones = list(dict.fromkeys(node.zone for node in nodes))
-    return tuple(
-        sorted(nodes, key=lambda n: (slow.get((n.name, n.incarnation), 0.0), zones.index(n.zone)))
-    )
+
+    def turn(node: Node) -> tuple[float, bool, int]:
+        factor = slow.get((node.name, node.incarnation), 0.0)
+        return factor, node in aside, zones.index(node.zone)
+
+    return tuple(sorted(nodes, key=turn))
 
 
 def probing_seats(job: Job, nodes: Sequence[Node]) -> tuple[SeatAt, ...]:

@@ -6,6 +6,7 @@ looks, and evictions, errors and outages all come through this one door.
 """
 
 from dataclasses import replace
+from itertools import takewhile
 
 from controller.core import resume
 from controller.core.actions import (
@@ -23,9 +24,10 @@ from controller.core.faults import Fault
 from controller.core.liveness import is_silent
 from controller.core.look import Look
 from controller.core.paths import are_doubtful
+from controller.core.quarantine import fails_on
 from controller.core.states import JobState, Reason
-from controller.core.story import loss
-from controller.core.words import capitalised, count, ended, listed, seconds
+from controller.core.story import last_resorts_of, loss
+from controller.core.words import count, ended, listed, seconds
 from controller.core.world import Checkpoint, EndedGeneration, Generation, Job, Node
 from controller.planner.choose import NoPlan
 
@@ -68,6 +70,7 @@ def follow(look: Look, job: Job, above: int = 0) -> Actions:
         return _wait(look, job, Reason.NO_PLAN_FITS, choice.because)
     look.pool.take(job, nodes)
     state, reason, message = _coming(look, job, nodes)
+    message += last_resorts_of(nodes, look.pool)
     if look.now < not_before(job.past, look.rules):
         return say(job, state, reason, message)
     # Another node is asked each time in a row that the folder could not be listed.
@@ -211,15 +214,17 @@ def _coming(look: Look, job: Job, nodes: tuple[Node, ...]) -> tuple[JobState, Re
 
 def _with_too_few(look: Look, job: Job, nodes: tuple[Node, ...]) -> Actions:
     """Fewer nodes answer than the job needs: wait for the verdict on suspects, or for VMs."""
-    was_cut = bool(job.past) and job.past[-1].reason is Reason.NODE_LOST
+    last = job.past[-1] if job.past else None
     if job.state is not JobState.WAITING and look.pool.could_answer(job) >= job.spec.nodes.min:
         return say(job, *_coming(look, job, nodes))
-    because = f"waiting for VMs: {_ready(look, job)}."
-    if was_cut:
-        because = f"{loss(job, look.pool)}; {because}"
+    ready = f"for VMs: {_ready(look, job)}."
+    because = f"Waiting {ready}"
+    if last and (last.reason is Reason.NODE_LOST or _fell_short(last)):
+        cause = last.because.rstrip(".") if _fell_short(last) else loss(job, look.pool)
+        because = f"{cause}; waiting {ready}"
         if job.spec.recovery.below_min == "fail":
             return close(look, job, JobState.FAILED, Reason.TOO_FEW_NODES, because)
-    return _wait(look, job, Reason.TOO_FEW_NODES, capitalised(because))
+    return _wait(look, job, Reason.TOO_FEW_NODES, because)
 
 
 def _wait(look: Look, job: Job, reason: Reason, because: str) -> Actions:
@@ -231,13 +236,22 @@ def _wait(look: Look, job: Job, reason: Reason, because: str) -> Actions:
 
 
 def _has_waited_too_long(look: Look, job: Job) -> bool:
-    waited = look.now - job.waiting_since
-    return job.state is JobState.WAITING and waited > job.spec.recovery.max_wait
+    """Attempts that fell short of a launch in between interrupt no wait."""
+    attempts = takewhile(_fell_short, reversed(job.past))
+    since = min([job.waiting_since, *(g.ended_at for g in attempts)])
+    return job.state is JobState.WAITING and look.now - since > job.spec.recovery.max_wait
+
+
+def _fell_short(g: EndedGeneration) -> bool:
+    """Whether it was not launched, since too few of its nodes reach each other."""
+    return g.reason is Reason.BAD_PATH_BETWEEN_NODES and not g.launched
 
 
 def _ready(look: Look, job: Job) -> str:
     aside = look.pool.aside(job)
-    apart = f", {aside} set aside" if aside else ""
+    apart = f", {len(aside)} set aside" if aside else ""
+    if useless := [node.name for node in aside if fails_on(job, node)]:
+        apart += f" ({job.name} failed on {listed(useless)} alone)"
     return f"{len(look.pool.offer(job))} of at least {job.spec.nodes.min} ready{apart}"
 
 

@@ -70,7 +70,7 @@ class Look:
         found = list(verdicts(self.world, self.now, self.rules))
         for verdict in found:
             if isinstance(verdict, QuarantineNode):
-                self.pool.set_aside(verdict.node)
+                self.pool.set_aside(verdict)
         return found
 
     def settled_nodes(self) -> list[MarkNode]:

@@ -33,8 +33,8 @@ def are_told(paths: Paths, nodes: Sequence[Node]) -> bool:
     return all(found is not None for name, found in paths if name in names)
 
 
-def worst(paths: Paths, nodes: Sequence[Node]) -> tuple[Node, str] | None:
-    """Of ``nodes``, whom to leave out, and a sentence's first half; None: all reach each other."""
+def worst(paths: Paths, nodes: Sequence[Node]) -> tuple[Node, list[str]] | None:
+    """Of ``nodes``, whom to leave out, and whom it does not reach; None: all reach each other."""
     names = [node.name for node in nodes]
     bad = bad_pairs(paths, names)
     if not bad:
@@ -43,7 +43,12 @@ def worst(paths: Paths, nodes: Sequence[Node]) -> tuple[Node, str] | None:
     name = max(often, key=lambda name: (often[name], names.index(name)))
     others = sorted({other for pair in bad if name in pair for other in pair if other != name})
     node = next(node for node in nodes if node.name == name)
-    return node, f"{name} has no path to {listed(others)}"
+    return node, others
+
+
+def because(node: Node, unreached: Sequence[str]) -> str:
+    """A sentence's first half."""
+    return f"{node.name} has no path to {listed(unreached)}"
 
 
 def bad_pairs(paths: Paths, names: Collection[str]) -> set[frozenset[str]]:

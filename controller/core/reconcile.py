@@ -18,7 +18,7 @@ Nothing is remembered here: a new controller loads the world and goes on.
 
 from collections.abc import Iterable
 
-from controller.core import resume
+from controller.core import paths, resume
 from controller.core.actions import (
     Decision,
     DeleteCheckpoints,
@@ -46,7 +46,6 @@ from controller.core.faults import Fault, fault_of
 from controller.core.hangs import Hang, hang_of
 from controller.core.learning import learned
 from controller.core.look import Look
-from controller.core.paths import are_told, worst
 from controller.core.period import has_moved, period_of
 from controller.core.quarantine import set_aside, turned
 from controller.core.standstill import (
@@ -58,7 +57,7 @@ from controller.core.standstill import (
     stop_by,
 )
 from controller.core.states import GenerationState, JobState, Reason
-from controller.core.story import because_of, launch_sentence, loss_of
+from controller.core.story import because_of, last_resorts_of, launch_sentence, loss_of
 from controller.core.stragglers import slow_before
 from controller.core.wishes import room_to_grow, wish_of
 from controller.core.words import count, listed, seconds, times
@@ -126,10 +125,10 @@ def _prepare(look: Look, job: Job, planned: Generation) -> Actions:
     if planned.found is None or not _has_settled(look, job, nodes):
         return ()
     is_late = look.now > planned.created_at + look.rules.connect_deadline
-    if not (is_late or are_told(planned.paths, nodes)):
+    if not (is_late or paths.are_told(planned.paths, nodes)):
         return ()
-    if bad := worst(planned.paths, nodes):
-        return (set_aside(*bad, look.now, look.rules),)
+    if bad := paths.worst(planned.paths, nodes):
+        return _leave_out(look, job, *bad)
     found = resume.newest(job)
     if found and found.step >= job.spec.steps:
         return succeed(look, job, found)
@@ -142,9 +141,21 @@ def _prepare(look: Look, job: Job, planned: Generation) -> Actions:
     if found is None or choice is None:
         return _launch_first_weights(look, job, planned, nodes)
     if isinstance(choice, Choice):
-        ordered = in_seating_order(turned(job.past, nodes), slow)
+        aside = [node for node in nodes if look.pool.is_aside(node)]
+        ordered = in_seating_order(turned(job.past, nodes), slow, aside)
         return _launch(look, job, planned, ordered, choice, found)
     return end(look, job, Fault(Reason.NO_PLAN_FITS, False, choice.because))
+
+
+def _leave_out(look: Look, job: Job, node: Node, unreached: list[str]) -> Actions:
+    """``node`` does not reach others: launch without it, or say that too few are left."""
+    why = paths.because(node, unreached)
+    aside = set_aside(node, why, look.now, look.rules, unreached)
+    look.pool.set_aside(aside)
+    if look.pool.could_answer(job) >= job.spec.nodes.min:
+        return (aside,)
+    because = f"{why}, and too few VMs are left without it"
+    return aside, *end(look, job, Fault(Reason.BAD_PATH_BETWEEN_NODES, False, because))
 
 
 def _nothing_to_load(look: Look, job: Job, planned: Generation) -> Actions:
@@ -204,6 +215,7 @@ def _launch(
     look.working |= used
     look.pool.take(job, (node for node in nodes if (node.name, node.incarnation) in used))
     because = launch_sentence(job, choice.shape, found, nodes, len(used), look.pool)
+    because += last_resorts_of((n for n in nodes if (n.name, n.incarnation) in used), look.pool)
     every = period_of(job, look.now)
     launch = Launch(
         job=job.id,
@@ -234,6 +246,7 @@ def _launch_first_weights(
     shape = Shape(depth=1, replicas=len(seated), micro_batch=micro_batch_of(job))
     look.working |= {(seat.node, seat.incarnation) for seat in seated}
     because = f"Building and measuring the model on {seated[0].node}."
+    because += last_resorts_of((n for n in nodes if n.name in {s.node for s in seated}), look.pool)
     launch = Launch(
         job=job.id,
         number=planned.number,

@@ -1,5 +1,7 @@
 """The sentences of a job's life: cause, action, cost; past tense, numbers with units. PURE."""
 
+from collections.abc import Iterable
+
 from controller.core import resume
 from controller.core.actions import Action, DeleteCheckpoints, MarkDone, MoveJob
 from controller.core.assign import Pool
@@ -62,6 +64,13 @@ def is_salvage(folder: str) -> bool:
     """Whether survivors of a loss wrote it."""
     name = FolderName.parse(folder)
     return name is not None and name.kind == KIND
+
+
+def last_resorts_of(nodes: Iterable[Node], pool: Pool) -> str:
+    """A sentence more when some of ``nodes``, which are used, are set aside; else nothing."""
+    names = [node.name for node in nodes if pool.is_aside(node)]
+    what = "is set aside and used" if len(names) == 1 else "are set aside and used"
+    return f" {listed(names)} {what} as a last resort." if names else ""
 
 
 def loss(job: Job, pool: Pool) -> str:

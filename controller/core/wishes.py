@@ -42,7 +42,7 @@ def wish_of(look: Look, job: Job, generation: Generation) -> Wish | None:
 
 def _without_the_slow(look: Look, job: Job, generation: Generation) -> Wish | None:
     """A slow node holds all others up, and a plan that spares it makes steps enough faster."""
-    if generation.state is not GenerationState.RUNNING or generation.kind != "train":
+    if not _may_be_stopped(look, job, generation):
         return None
     slow = slow_now(job, generation)
     if not slow:
@@ -83,12 +83,13 @@ def room_to_grow(look: Look, job: Job, generation: Generation) -> Wish | None:
     when all other jobs have been served.
     """
     plan = job.spec.plan
-    if generation.state is not GenerationState.RUNNING or generation.kind != "train":
+    if not _may_be_stopped(look, job, generation):
         return None
     nodes = look.pool.offer(job)
-    spares = [n for n in nodes if (n.name, n.incarnation) not in generation.nodes]
+    others = [n for n in nodes if (n.name, n.incarnation) not in generation.nodes]
+    spares = [n for n in others if not look.pool.is_aside(n)]
     since = max([generation.launched_at, *(_joined_at(n, look.rules) for n in spares)])
-    if not spares or look.now < since + plan.settle or _saves_are_overdue(job, generation):
+    if not spares or look.now < since + plan.settle:
         return None
     choice = choice_for(job, nodes, slow_before(job, look.now, look.rules))
     if not isinstance(choice, Choice):
@@ -121,15 +122,12 @@ def losses_of(job: Job, now: float) -> Losses:
     return Losses(stops, now - job.submitted_at)
 
 
-def _saves_are_overdue(job: Job, generation: Generation) -> bool:
-    """The store is full or away, it seems: what was not saved would be lost by stopping."""
-    every = job.spec.checkpoint.every
-    at_risk = salvage.steps_at_risk(job, generation.committed)
-    if every.steps is not None:
-        return at_risk > 2 * every.steps
-    told = generation.save_every if every.auto else every.seconds
-    each = generation.step_seconds  # no save comes sooner than the next step
-    return told is not None and at_risk * each > 2 * max(told, each)
+def _may_be_stopped(look: Look, job: Job, generation: Generation) -> bool:
+    """Whether it trains, and may stop for what is merely better: all of it answers, and nothing
+    says that the step it stops after cannot be saved. Else what is not saved would be lost.
+    """
+    trains = generation.state is GenerationState.RUNNING and generation.kind == "train"
+    return trains and not (job.saves_fail or look.suspects(generation))
 
 
 def _joined_at(node: Node, rules: Rules) -> float:

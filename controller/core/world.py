@@ -36,6 +36,8 @@ class Quarantine:
     """How often, with little time in between."""
     is_over: bool = False
     """It was released."""
+    unreached: tuple[str, ...] = ()
+    """The nodes that it had no path to, when it was set aside for that."""
 
 
 @dataclass(frozen=True)
@@ -294,6 +296,8 @@ class Job:
     """Of its newest periodic saves; None: there was none."""
     trained_since: float = 0.0
     """When its first step was committed; 0: not yet."""
+    saves_fail: bool = False
+    """Its last save failed or was put off, and none has succeeded since."""
 
     @property
     def last_number(self) -> int:

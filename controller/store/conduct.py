@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from controller.core.actions import QuarantineNode
 from controller.core.events import EventType
 from controller.core.world import Quarantine
 from controller.store import events
@@ -34,6 +35,7 @@ def quarantine_of(row: Any | None) -> Quarantine | None:
         until=row.until,
         times=row.times,
         is_over=row.released_at is not None,
+        unreached=tuple(row.unreached or ()),
     )
 
 
@@ -54,13 +56,13 @@ def drilled(connection: sa.Connection, names: Iterable[str], at: float) -> None:
             times=row.times if row else 0, drilled_at=at)  # fmt: skip
 
 
-def set_aside(
-    connection: sa.Connection, node: str, until: float, times: int, because: str, at: float
-) -> None:
-    """Nobody uses it until then."""
+def set_aside(connection: sa.Connection, verdict: QuarantineNode, at: float) -> None:
+    """Nobody who has enough others uses it until then."""
+    node, until, because = verdict.node, verdict.until, verdict.because
     row = _row(connection, node)
-    put(connection, conduct, node=node, losses=row.losses if row else [], times=times,
-        since=at, until=until, because=because, released_at=None)  # fmt: skip
+    put(connection, conduct, node=node, losses=row.losses if row else [], times=verdict.times,
+        since=at, until=until, because=because, released_at=None,
+        unreached=list(verdict.unreached) or None)  # fmt: skip
     events.record(connection, at, EventType.NODE_QUARANTINED, because, node=node, until=until)
 
 

@@ -84,8 +84,8 @@ class Recorder:
             match action:
                 case actions.MarkNode():
                     self._mark_node(action)
-                case actions.QuarantineNode(node, until, times, because):
-                    conduct.set_aside(self.connection, node, until, times, because, self.at)
+                case actions.QuarantineNode():
+                    conduct.set_aside(self.connection, action, self.at)
                 case actions.ReleaseNode(node, because):
                     conduct.served(self.connection, node, because, self.at)
                 case actions.PlanGeneration():

@@ -4,7 +4,7 @@ import sqlalchemy as sa
 
 from agent import wire
 from controller.core.events import EventType
-from controller.store import events
+from controller.store import events, saves
 from controller.store.nodes import GONE
 from controller.store.rows import changed, insert_new, put
 from controller.store.tables import (
@@ -83,6 +83,8 @@ def _weigh(connection: sa.Connection, job: str, folder: str, at: float) -> None:
     ):
         size = sum(row.num_bytes for row in rows)
         named = FolderName.parse(folder)
+        if named:
+            saves.succeeded(connection, job, named)
         message = f"Checkpoint {folder} is complete ({size / 2**20:.1f} MB)."
         events.record(
             connection, at, EventType.CHECKPOINT_COMPLETE, message, job=job,

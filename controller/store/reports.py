@@ -17,7 +17,7 @@ from controller.core.events import EventType
 from controller.core.jobspec import JobSpec
 from controller.core.salvage import KIND
 from controller.core.whatif import program_key
-from controller.store import events, history
+from controller.store import events, history, saves
 from controller.store.folders import take_listing, take_part
 from controller.store.known import known_costs
 from controller.store.nodes import reported, take_notice, withdraw_notice
@@ -171,6 +171,8 @@ def _said(
         case progress.SaveFailed() as failed:
             message = f"Checkpoint at step {failed.step:,} failed on {node}: {failed.message}"
             _event(connection, at, EventType.SAVE_FAILED, message, seat)
+            if not over:
+                saves.failed(connection, seat.job, seat.generation, failed)
             if _is_salvage(failed.folder) and not over:
                 _update_seat(connection, seat, save_failed=events.printable(failed.message))
                 taken.decisive = True

@@ -180,6 +180,7 @@ def _job(
         save_rate=saves[0],
         save_cost=saves[1],
         trained_since=row.started_at or 0.0,
+        saves_fail=row.unsaved is not None,
     )
 
 

@@ -54,6 +54,7 @@ jobs = sa.Table(
     sa.Column("waiting_since", Seconds),
     sa.Column("started_at", Seconds),
     sa.Column("finished_at", Seconds),
+    sa.Column("unsaved", sa.JSON(none_as_null=True)),  # {generation, step}: the last save failed
 )
 unfinished_job_names = sa.Index(
     "uq_jobs_unfinished_name",
@@ -97,6 +98,7 @@ conduct = sa.Table(
     sa.Column("because", sa.Text),
     sa.Column("released_at", Seconds),
     sa.Column("drilled_at", Seconds),
+    sa.Column("unreached", sa.JSON(none_as_null=True)),  # whom it has no path to, if that is why
 )
 
 generations = sa.Table(

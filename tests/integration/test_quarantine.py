@@ -67,6 +67,15 @@ def test_a_quarantine_outlives_the_incarnation_and_ends(told: Told) -> None:
     assert found is not None and found.is_over
 
 
+def test_whom_a_node_has_no_path_to_is_remembered_until_it_is_set_aside_anew(told: Told) -> None:
+    told.decide(actions.QuarantineNode("vm-1", 1060.0, 1, "no path", ("vm-2",)))
+    found = vm_1(told).quarantine
+    assert found is not None and found.unreached == ("vm-2",)
+    told.decide(actions.QuarantineNode("vm-1", 1060.0, 2, "it flaps"))
+    found = vm_1(told).quarantine
+    assert found is not None and found.unreached == ()
+
+
 @pytest.fixture
 def controller(tmp_path: Path) -> Iterator[Served]:
     with served(tmp_path) as running:

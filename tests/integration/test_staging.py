@@ -372,6 +372,7 @@ def test_what_cannot_be_kept_up_with_is_skipped_and_the_newest_goes(
                     await asyncio.sleep(0)
                 (skipped,) = told
                 assert isinstance(skipped, SaveFailed) and skipped.step == 13
+                assert skipped.put_off
                 over.set()
                 await ours.until_idle()
                 assert [(type(line), line.step) for line in told[1:] if hasattr(line, "step")] == [
@@ -398,6 +399,7 @@ def test_a_store_that_never_answers_is_given_up_on_in_time(
                 await until_soon(lambda: ours.is_idle)
                 failed, late = told
                 assert isinstance(failed, SaveFailed) and "has not answered" in failed.message
+                assert not failed.put_off
                 assert isinstance(late, PartWritten)
 
     asyncio.run(story())

@@ -102,6 +102,57 @@ def test_a_salvage_is_ordered_known_and_complete(told: Told) -> None:
     assert phases["save"] == pytest.approx(row.ended_at - row.still_at)
 
 
+def fail(told: Told, step: int, *, put_off: bool = False) -> None:
+    folder = f"step-{step:06d}.g2"
+    told.report("vm-2", said(1, progress.SaveFailed(folder=folder, step=step, message="disk full",
+                                                    put_off=put_off)))  # fmt: skip
+
+
+def save(told: Told, step: int) -> None:
+    folder = f"step-{step:06d}.g2"
+    told.report("vm-1", said(0, part(0, 1).model_copy(update={"folder": folder, "step": step})))
+
+
+def saves_fail(told: Told) -> bool:
+    (job,) = told.world().jobs
+    return job.saves_fail
+
+
+def test_a_save_that_failed_is_remembered_until_one_of_its_step_or_later_succeeds(
+    told: Told,
+) -> None:
+    assert not saves_fail(told)
+    fail(told, 3)
+    save(told, 2)
+    fail(told, 4, put_off=True)
+    assert saves_fail(told)
+    save(told, 3)
+    assert not saves_fail(told)
+
+
+def test_a_save_that_was_put_off_is_no_trouble_once_any_succeeds(told: Told) -> None:
+    fail(told, 3, put_off=True)
+    assert saves_fail(told)
+    save(told, 2)
+    assert not saves_fail(told)
+
+
+def test_a_newer_generation_takes_over_that_saves_failed_until_one_of_its_own_succeeds(
+    told: Told,
+) -> None:
+    fail(told, 3)
+    told.end()
+    told.plan(3)
+    told.launch(3)
+    assert saves_fail(told)
+    fail(told, 9)
+    found = part(0, 1).model_copy(update={"folder": "step-000002.g3", "step": 2})
+    told.report("vm-1", said(0, found, generation=3))
+    assert not saves_fail(told), "and what a generation that is over says counts no more"
+    fail(told, 9)
+    assert not saves_fail(told)
+
+
 def test_a_survivor_that_is_gone_has_refused(told: Told) -> None:
     told.decide(still(GenerationState.HALTED))
     told.report("vm-1", said(0, halted(3)))

@@ -161,14 +161,14 @@ class PartWritten(Frozen):
 
 
 class SaveFailed(Frozen):
-    """This rank did not write its part, or could not yet because it still writes the one before;
-    training goes on.
-    """
+    """This rank's part is not durable; training goes on."""
 
     kind: Literal["save_failed"] = "save_failed"
     folder: str
     step: int
     message: str
+    put_off: bool = False
+    """Nothing is wrong but that the one before is still being written; a later one follows."""
 
 
 Ballot = tuple[float | None, ...]

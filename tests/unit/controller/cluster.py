@@ -127,9 +127,11 @@ class Cluster:
                     self.last_loss_at = max(self.last_loss_at, since or self.now)
                     if state is NodeState.LOST:
                         self.losses[name] = (*self.losses.get(name, ()), since or self.now)
-            case QuarantineNode(name, until, times, because):
+            case QuarantineNode(name, until, times, because, unreached):
                 assert name in self.nodes and until > self.now
-                self.quarantines[name] = Quarantine(because, self.now, until, times)
+                self.quarantines[name] = Quarantine(
+                    because, self.now, until, times, unreached=unreached
+                )
                 self._remember(name)
             case ReleaseNode(name):
                 self.quarantines[name] = replace(self.quarantines[name], is_over=True)
@@ -322,6 +324,11 @@ class Cluster:
         )
         self._remember(name)
 
+    def quarantine(self, name: str, aside: Quarantine) -> None:
+        """It was set aside before the story began."""
+        self.quarantines[name] = aside
+        self._remember(name)
+
     def release(self, name: str) -> None:
         """A person lets a node that was set aside be used again."""
         self.quarantines[name] = Quarantine("", self.now, self.now, 0, is_over=True)
@@ -451,6 +458,12 @@ class Cluster:
     def save(self, job_id: str, step: int, *, complete: bool = True) -> None:
         """The current generation's checkpoint of ``step`` becomes known."""
         self.find(step, self.generation(job_id).number, job_id, complete=complete)
+        if complete:
+            self.jobs[job_id] = replace(self.jobs[job_id], saves_fail=False)
+
+    def fail_to_save(self, job_id: str = "job_a") -> None:
+        """A rank says that it could not write its part."""
+        self.jobs[job_id] = replace(self.jobs[job_id], saves_fail=True)
 
     def find(
         self, step: int, generation: int, job_id: str = "job_a", *, complete: bool = True

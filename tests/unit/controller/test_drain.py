@@ -203,19 +203,57 @@ def test_a_running_job_grows_once_joining_has_settled_and_only_if_it_gains() -> 
     assert not actions(cluster, StandStill), "it has grown"
 
 
-@pytest.mark.parametrize("every", ["10 steps", "20s", "auto"])
-def test_a_job_whose_saves_fail_does_not_stop_to_grow(every: str) -> None:
-    spec = {"dir": "/ckpt", "every": every}
-    cluster = running(2, submitted=job(plan={"depth": 2}, checkpoint=spec))
-    cluster.step_seconds = 1.0
+def could_grow() -> Cluster:
+    """A job on two VMs could well use two more that are there."""
+    cluster = running(2, submitted=job(plan={"depth": 2}))
     cluster.join("vm-2")
     cluster.join("vm-3")
     cluster.pass_time(61)
-    cluster.step(steps=65, save_every=1000)
+    cluster.step()
+    return cluster
+
+
+def test_a_job_whose_last_save_failed_does_not_stop_to_grow() -> None:
+    cluster = could_grow()
+    cluster.fail_to_save()
+    cluster.step()
     assert not actions(cluster, StandStill), "what is not saved would be lost"
     cluster.save("job_a", cluster.generation().committed)
     (still,) = actions(cluster, StandStill)
     assert isinstance(still, StandStill) and still.reason is Reason.SCALE_UP
+
+
+def test_a_job_does_not_stop_to_grow_while_one_of_its_vms_does_not_answer() -> None:
+    """It could not be told, and what it writes would not be known."""
+    cluster = could_grow()
+    cluster.freeze("vm-1")
+    cluster.pass_time(2.1)
+    cluster.step()
+    assert not actions(cluster, StandStill)
+    cluster.thaw("vm-1")
+    cluster.pass_time(1)
+    cluster.step()
+    assert actions(cluster, StandStill)
+
+
+def test_a_job_whose_last_save_failed_does_not_stop_to_leave_a_slow_node() -> None:
+    cluster = running(5, submitted=job(nodes="1..5", plan={"depth": 2}, steps=10_000))
+    cluster.step_seconds = 0.5
+    cluster.step()
+    cluster.pace(1.0, 1.0, 1.0, 1.6)
+    cluster.fail_to_save()
+    assert not actions(cluster, StandStill)
+    cluster.save("job_a", cluster.generation().committed)
+    (still,) = actions(cluster, StandStill)
+    assert isinstance(still, StandStill) and still.reason is Reason.STRAGGLER
+
+
+def test_a_job_whose_last_save_failed_stops_all_the_same_when_it_must() -> None:
+    cluster = could_grow()
+    cluster.fail_to_save()
+    cluster.notice("vm-1", 60)
+    (still,) = actions(cluster, StandStill)
+    assert isinstance(still, StandStill) and still.reason is Reason.EVICTION
 
 
 def test_a_job_at_its_most_or_near_its_end_does_not_grow() -> None:

@@ -4,7 +4,8 @@ import pytest
 
 from controller.core.actions import EndGeneration, QuarantineNode, ReleaseNode
 from controller.core.reconcile import reconcile
-from controller.core.states import JobState, Reason
+from controller.core.states import GenerationState, JobState, Reason
+from controller.core.world import Quarantine
 from tests.unit.controller.builders import job
 from tests.unit.controller.cluster import Cluster
 from tests.unit.controller.test_reconcile import recover, running, start, the_job
@@ -119,11 +120,187 @@ def test_a_vm_that_was_told_to_go_and_goes_has_done_nothing_wrong() -> None:
 
 
 def test_a_job_that_waits_says_who_is_set_aside() -> None:
-    cluster = Cluster(job(nodes="2"), nodes=2)
+    cluster = Cluster(job(nodes="3"), nodes=2)
     flap(cluster, "vm-1", times=3)
     cluster.settle()
-    assert the_job(cluster).message.endswith("waiting for VMs: 1 of at least 2 ready, 1 set aside.")
+    assert the_job(cluster).message == "Waiting for VMs: 1 of at least 3 ready, 1 set aside."
     assert the_job(cluster).reason is Reason.TOO_FEW_NODES
+
+
+# --- The last resort -----------------------------------------------------------------------------
+
+
+def set_aside(cluster: Cluster, name: str, times: int = 1, seconds: float = 600.0) -> None:
+    """It is for a while, not for what it did to a job."""
+    because = f"{name} was lost 3 times in 5 m"
+    cluster.quarantine(name, Quarantine(because, cluster.now, cluster.now + seconds, times))
+
+
+def seated(cluster: Cluster) -> set[str]:
+    return {name for name, _ in cluster.generation().nodes}
+
+
+def test_rather_than_wait_a_job_uses_who_is_set_aside_and_says_so() -> None:
+    cluster = Cluster(job(nodes="2"), nodes=2)
+    flap(cluster, "vm-1", times=3)
+    assert cluster.settle()
+    assert the_job(cluster).message.endswith("vm-1 is set aside and used as a last resort.")
+    start(cluster)
+    assert seated(cluster) == {"vm-0", "vm-1"}
+    said = cluster.generation().because
+    assert said == "Starting 1×2 on 2 VMs. vm-1 is set aside and used as a last resort."
+
+
+def test_no_more_are_used_than_a_job_lacks_and_first_who_was_set_aside_least() -> None:
+    cluster = Cluster(job(nodes="3.."), nodes=5)
+    set_aside(cluster, "vm-0", times=3)
+    set_aside(cluster, "vm-1", times=2)
+    set_aside(cluster, "vm-2", times=2, seconds=300.0)
+    cluster.settle()
+    assert the_job(cluster).message.startswith("Planning on 3 VMs. vm-2 is set aside")
+
+
+def test_where_others_are_enough_nobody_who_is_set_aside_is_used() -> None:
+    cluster = Cluster(job(nodes="2.."), nodes=3)
+    set_aside(cluster, "vm-1")
+    cluster.settle()
+    assert the_job(cluster).message == "Planning on 2 VMs."
+
+
+def test_a_job_goes_on_without_a_silent_vm_on_one_that_is_set_aside() -> None:
+    cluster = running(2, submitted=job(nodes="2"))
+    cluster.join("vm-2")
+    set_aside(cluster, "vm-2")
+    cluster.freeze("vm-1")
+    cluster.pass_time(5.1)
+    cluster.settle()
+    recover(cluster)
+    assert seated(cluster) == {"vm-0", "vm-2"}
+
+
+def test_who_has_no_path_to_a_silent_vm_may_take_its_place() -> None:
+    cluster = running(2, submitted=job(nodes="2"))
+    cluster.join("vm-2")
+    aside = Quarantine("no path", cluster.now, cluster.now + 600, 1, unreached=("vm-1",))
+    cluster.quarantine("vm-2", aside)
+    cluster.freeze("vm-1")
+    cluster.pass_time(5.1)
+    cluster.settle()
+    recover(cluster)
+    assert seated(cluster) == {"vm-0", "vm-2"}
+
+
+def test_a_job_does_not_grow_onto_who_is_set_aside() -> None:
+    cluster = running(2, submitted=job(plan={"depth": 2, "settle": "1s"}))
+    for name in ("vm-2", "vm-3"):
+        cluster.join(name)
+        set_aside(cluster, name)
+    cluster.pass_time(61)
+    cluster.step()
+    cluster.settle()
+    assert cluster.generation().state is GenerationState.RUNNING
+
+
+def test_a_last_resort_takes_the_place_that_is_needed_least() -> None:
+    cluster = Cluster(job(nodes="3", plan={"depth": 2}), nodes=3)
+    set_aside(cluster, "vm-0")
+    start(cluster)
+    assert seated(cluster) == {"vm-1", "vm-2"}
+    assert "last resort" not in cluster.generation().because
+
+
+def test_who_would_only_fail_again_is_no_last_resort() -> None:
+    cluster = running(4, submitted=job(nodes="4"))
+    fail_on(cluster, "vm-2")
+    recover(cluster)
+    fail_on(cluster, "vm-2")
+    assert the_job(cluster).state is JobState.WAITING
+    assert the_job(cluster).message == (
+        "Waiting for VMs: 3 of at least 4 ready, 1 set aside (job-a failed on vm-2 alone)."
+    )
+
+
+def test_where_one_job_fails_another_may_be_run_as_the_very_last_resort() -> None:
+    cluster = running(4)
+    fail_on(cluster, "vm-2")
+    recover(cluster)
+    fail_on(cluster, "vm-2")
+    recover(cluster)
+    cluster.join("vm-4")
+    set_aside(cluster, "vm-4", times=5)
+    cluster.jobs["job_b"] = job("b", nodes="2")
+    cluster.settle()
+    assert cluster.jobs["job_b"].message == (
+        "Planning on 2 VMs. vm-2 and vm-4 are set aside and used as a last resort."
+    )
+    cluster.jobs["job_b"] = job("b", nodes="1")
+    cluster.settle()
+    assert cluster.jobs["job_b"].message.startswith("Planning on 1 VM. vm-4 is")
+
+
+def cut(*names: str) -> set[frozenset[str]]:
+    return {frozenset(names)}
+
+
+def of_a_bad_pair(cluster: Cluster) -> Cluster:
+    """vm-2 has no path to vm-0, and the next launch finds that out."""
+    cluster.halt("job_a", 0)
+    cluster.pass_time(2)
+    cluster.settle()
+    cluster.cut = cut("vm-0", "vm-2")
+    cluster.list_folder()
+    cluster.pass_time(0.5)
+    cluster.settle()
+    return cluster
+
+
+def test_when_too_few_reach_each_other_the_job_waits_and_says_who_does_not() -> None:
+    cluster = of_a_bad_pair(running(3, submitted=job(nodes="3")))
+    assert (the_job(cluster).state, the_job(cluster).reason) == (
+        JobState.WAITING, Reason.TOO_FEW_NODES,
+    )  # fmt: skip
+    assert the_job(cluster).message == (
+        "vm-2 has no path to vm-0, and too few VMs are left without it; waiting for VMs:"
+        " 2 of at least 3 ready, 1 set aside."
+    )
+    assert cluster.quarantines["vm-2"].unreached == ("vm-0",)
+    cluster.join("vm-3")
+    cluster.settle()
+    recover(cluster)
+    assert seated(cluster) == {"vm-0", "vm-1", "vm-3"}
+
+
+def test_a_job_that_is_to_fail_below_its_fewest_fails_when_too_few_reach_each_other() -> None:
+    submitted = job(nodes="3", recovery={"below_min": "fail"})
+    cluster = of_a_bad_pair(running(3, submitted=submitted))
+    assert (the_job(cluster).state, the_job(cluster).reason) == (
+        JobState.FAILED, Reason.TOO_FEW_NODES,
+    )  # fmt: skip
+
+
+def test_waiting_for_a_path_ends_though_it_is_tried_again_and_again() -> None:
+    submitted = job(nodes="3", recovery={"max_wait": "20m"})
+    cluster = of_a_bad_pair(running(3, submitted=submitted))
+    began = cluster.now
+    while not the_job(cluster).state.is_over:
+        cluster.settle()
+        if the_job(cluster).current:
+            cluster.list_folder()
+        cluster.pass_time(1)
+        assert cluster.now < began + 1300
+    assert cluster.quarantines["vm-2"].times > 3, "it was tried meanwhile"
+    assert the_job(cluster).message.endswith("1 set aside. Given up after 20 m.")
+
+
+def test_who_has_no_path_to_a_vm_that_is_gone_is_a_last_resort_for_the_others() -> None:
+    cluster = of_a_bad_pair(running(4, submitted=job(nodes="3..4")))
+    assert seated(cluster) == {"vm-0", "vm-1", "vm-3"}
+    cluster.step()
+    cluster.settle()
+    cluster.kill("vm-0")
+    cluster.settle()
+    recover(cluster)
+    assert seated(cluster) == {"vm-1", "vm-2", "vm-3"}
 
 
 # --- A node on which alone the program fails ------------------------------------------------------

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.core.states import GenerationState, JobState, Reason
+from controller.core.world import Quarantine
 from tests.unit.controller.builders import job
 from tests.unit.controller.cluster import Cluster
 from trainer.contract.progress import ExitCode
@@ -41,7 +42,7 @@ KINDS = (
     + ["time"] * 4
     + ["kill", "freeze", "thaw", "join", "return", "break", "halt", "half a save"]
     + ["late", "torn", "refuse", "notice", "pause", "resume", "stop without saving"]
-    + ["unreachable", "reachable", "stranger", "submit", "cancel"]
+    + ["unreachable", "reachable", "stranger", "submit", "cancel", "cut", "set aside"]
     + list(CHARGED)
 )
 facts = st.lists(
@@ -90,6 +91,11 @@ def happen(cluster: Cluster, fact: Fact, frozen: set[str]) -> None:
             cluster.unreachable = "gone" if fact.kind == "unreachable" else ""
         case "stranger":
             cluster.stranger = fact.which * 2
+        case "cut" if len(names) > 1:
+            cluster.cut.add(frozenset((name, names[fact.which % len(names) - 1])))
+        case "set aside" if name:
+            until = cluster.now + 60 * fact.seconds + 1
+            cluster.quarantine(name, Quarantine("it flaps", cluster.now, until, 1))
         case "half a save" if seats and current and current.committed:
             cluster.save(job_id, current.committed, complete=False)
         case "halt" if seats:
@@ -136,6 +142,7 @@ def test_the_laws_hold_and_all_ends_well(
         cluster.settle()
 
     cluster.unreachable = ""
+    cluster.cut.clear()
     cluster.mute -= frozen
     for job_id in cluster.jobs:
         cluster.pause(job_id, wanted=False)
