@@ -15,7 +15,9 @@ NodeKey = tuple[str, str]
 
 
 _SILENCE_SECONDS = 2.0
-"""Two beats: who is heard again after so long has news that we do not know yet."""
+"""Two beats: a longer gap is kept in mind, since there may be news that we do not know yet..."""
+_SILENCES_KEPT = 256
+"""... so many of the newest."""
 
 
 @dataclass
@@ -24,7 +26,7 @@ class _Known:
     reported: int
     parked: int = 0
     suspect_since: float | None = None
-    back_at: float = 0.0
+    silences: tuple[tuple[float, float], ...] = ()
     beat: wire.Beat | None = None
 
 
@@ -52,7 +54,8 @@ class Presence:
         """Something came from it."""
         if known := self._known.get(key):
             if at - known.heard_at > _SILENCE_SECONDS:
-                known.back_at = at
+                gap = (known.heard_at, at)
+                known.silences = (*known.silences, gap)[-_SILENCES_KEPT:]
             known.heard_at = max(known.heard_at, at)
 
     def beat(self, key: NodeKey, beat: wire.Beat, at: float) -> int:
@@ -86,14 +89,18 @@ class Presence:
 
     def signs(self) -> dict[NodeKey, Sign]:
         """A copy, for a decision."""
-        return {key: Sign(k.heard_at, k.suspect_since, k.back_at) for key, k in self._known.items()}
+        return {key: _sign(known) for key, known in self._known.items()}
 
     def sign(self, key: NodeKey) -> Sign | None:
         """Of one node."""
         known = self._known.get(key)
-        return Sign(known.heard_at, known.suspect_since, known.back_at) if known else None
+        return _sign(known) if known else None
 
     def newest_beat(self, key: NodeKey) -> wire.Beat | None:
         """The last beat heard."""
         known = self._known.get(key)
         return known.beat if known else None
+
+
+def _sign(known: _Known) -> Sign:
+    return Sign(known.heard_at, known.suspect_since, known.silences)

@@ -8,12 +8,17 @@
 Only those that are furthest behind are judged: the others may be waiting for them. A hang is first
 dumped (all stacks go into the logs), then ended; where nobody alone is late all are halted, and who
 does not stand still is the one (:mod:`controller.core.standstill`).
+
+A hang is found within its bound and the silences: time in which one of the VMs was not heard for so
+long that it might have been lost does not count, whoever was away, it or we, and nothing is judged
+until it has had a moment to tell what it did meanwhile. Shorter gaps between its beats are nothing.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controller.core import salvage
+from controller.core.look import Look
 from controller.core.states import GenerationState
 from controller.core.words import listed, seconds
 from controller.core.world import Generation, Job, Rules, Seat
@@ -21,6 +26,8 @@ from trainer.contract.progress import Phase
 
 FIRST_WEIGHTS_PATIENCE = 5
 """Building and measuring the whole model once may take so many times as long as importing it."""
+TELLING_SECONDS = 1.0
+"""Who was away tries again at least once a second."""
 TIMES_THE_USUAL = 10
 """A step, or a save, may take so many times what they took lately."""
 _ON_THE_WAY = (
@@ -72,10 +79,14 @@ class Hang:
         return f"{ranks[:1].upper()}{ranks[1:]} did not get past {_named(self.phase)} in {bound}"
 
 
-def hang_of(
-    job: Job, generation: Generation, known_from: float, now: float, rules: Rules
-) -> Hang | None:
-    """What hangs, if anything. Before ``known_from`` we may have missed what was to be heard."""
+def hang_of(look: Look, job: Job, generation: Generation) -> Hang | None:
+    """What hangs, if anything. Before we were started we may have missed what was to be heard."""
+    world, now, rules = look.world, look.now, look.rules
+    gaps = [gap for node in look.seated(generation) for gap in node.silences]
+    away = [(begin, end) for begin, end in gaps if end - begin > rules.lost_after]
+    heard_at = max((end for _, end in away), default=0.0)
+    if now <= max(world.grace_until, heard_at + TELLING_SECONDS):
+        return None
     if generation.state not in (GenerationState.LAUNCHING, GenerationState.RUNNING):
         return None
     seats = [seat for seat in generation.seats if seat.exit is None]
@@ -84,13 +95,14 @@ def hang_of(
     phase = min((_phase(seat) for seat in seats), key=_ON_THE_WAY.index)
     behind = [seat for seat in seats if _phase(seat) is phase]
     bound = bound_of(phase, job, generation, rules)
-    floor = max(generation.launched_at, known_from)
+    floor = max(generation.launched_at, world.started_at)
     if phase in _TOGETHER:
         since = max(floor, generation.committed_at, *(seat.phase_at for seat in seats))
-        late = tuple(behind) if now > since + bound else ()
+        late = tuple(behind) if _seconds_heard(since, now, away) > bound else ()
     else:
-        late = tuple(s for s in behind if now > max(floor, s.phase_at) + bound)
-        since = max((max(floor, seat.phase_at) for seat in late), default=floor)
+        since_each = {s.rank: max(floor, s.phase_at) for s in behind}
+        late = tuple(s for s in behind if _seconds_heard(since_each[s.rank], now, away) > bound)
+        since = max((since_each[s.rank] for s in late), default=floor)
     return Hang(phase, since, bound, late) if late else None
 
 
@@ -126,6 +138,15 @@ def hung(seats: Sequence[Seat]) -> list[Seat]:
     thread is silent is stopped; one that is torn did not come back from what it computes.
     """
     return [seat for seat in seats if seat.halted is None or seat.halted.torn]
+
+
+def _seconds_heard(since: float, now: float, away: Sequence[tuple[float, float]]) -> float:
+    """From ``since`` until ``now``, but for the times of ``away``."""
+    heard, at = 0.0, since
+    for begin, end in sorted(away):
+        heard += max(0.0, begin - at)
+        at = max(at, end)
+    return heard + now - at
 
 
 def _phase(seat: Seat) -> Phase:

@@ -287,8 +287,7 @@ def _watch(look: Look, job: Job, generation: Generation) -> Actions | None:
         return stop_by(look, job, fault)
     if generation.state is GenerationState.DRAINING:
         return drained(look, job, generation)
-    known_from = max([look.world.grace_until, *(n.back_at for n in look.seated(generation))])
-    if not suspects and (hang := hang_of(job, generation, known_from, look.now, look.rules)):
+    if not suspects and (hang := hang_of(look, job, generation)):
         return _about_hang(look, job, generation, hang)
     if wish := wish_of(look, job, generation):
         return drain(look, job, wish)

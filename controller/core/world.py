@@ -59,8 +59,8 @@ class Node:
     one; beats and reports do not clear it, they may have been on their way when it died. Missed
     beats are not among it: they follow from ``heard_at``.
     """
-    back_at: float = 0.0
-    """When it was heard again after a silence: what it has to tell may still be on its way."""
+    silences: tuple[tuple[float, float], ...] = ()
+    """When nothing was heard of it for long, and then something was: from, until."""
     registered_at: float = 0.0
     notice: Notice | None = None
     losses: tuple[float, ...] = ()

@@ -54,8 +54,8 @@ class Sign:
 
     heard_at: float
     suspect_since: float | None = None
-    back_at: float = 0.0
-    """When it was heard again after a silence."""
+    silences: tuple[tuple[float, float], ...] = ()
+    """The newest gaps between two signs of it that were longer than two beats: from, until."""
 
 
 class Snapshots:
@@ -142,7 +142,7 @@ def _node(row: Any, sign: Sign | None, known: Any | None) -> Node:
         store_port=facts.store_port,
         heard_at=max(row.heard_at, sign.heard_at if sign else 0.0),
         suspect_since=sign.suspect_since if sign else None,
-        back_at=sign.back_at if sign else 0.0,
+        silences=sign.silences if sign else (),
         registered_at=row.registered_at,
         zone=facts.zone,
         notice=_notice(row.notice) if row.notice else None,

@@ -63,6 +63,8 @@ class Cluster:
         self.step_seconds = 0.0
         """How long steps take; 0: not known, so that nothing is worth a salvage."""
         self.grace_until = 0.0
+        self.started_at = 0.0
+        """When the controller was."""
         self.last_loss_at = 0.0
         self.mute: set[str] = set()
         """Incarnations that are dead or frozen: they say nothing."""
@@ -90,6 +92,7 @@ class Cluster:
             jobs=tuple(job for job in self.jobs.values() if not job.state.is_over),
             grace_until=self.grace_until,
             last_loss_at=self.last_loss_at,
+            started_at=self.started_at,
         )
 
     def decide(self) -> tuple[Decision, ...]:
@@ -348,10 +351,11 @@ class Cluster:
         self.now = round(self.now + seconds, 3)
         for name, node in self.nodes.items():
             if node.incarnation not in self.mute:
+                gap = (node.heard_at, self.now)
                 was_silent = self.now - seconds - node.heard_at > 2
-                back_at = self.now if was_silent else node.back_at
+                silences = (*node.silences, gap) if was_silent else node.silences
                 self.nodes[name] = replace(
-                    node, heard_at=self.now, suspect_since=None, back_at=back_at
+                    node, heard_at=self.now, suspect_since=None, silences=silences
                 )
 
     def kill(self, *names: str) -> None:

@@ -127,12 +127,25 @@ def test_the_first_weights_may_take_longer() -> None:
     assert EndGeneration in kinds(cluster)
 
 
-def test_our_own_absence_is_nobodys_hang() -> None:
+def test_what_happened_before_the_controller_was_started_is_nobodys_hang() -> None:
     cluster = running(4)
     cluster.pass_time(300)
+    cluster.started_at = cluster.now
     cluster.grace_until = cluster.now + 5
     cluster.pass_time(60)
     assert not decided(cluster)
+    cluster.pass_time(0.1)
+    assert kinds(cluster) == [DumpStacks]
+
+
+def test_while_the_controller_has_only_just_gone_on_nothing_is_called_a_hang() -> None:
+    cluster = running(4)
+    cluster.pass_time(61)
+    cluster.grace_until = cluster.now + 5
+    cluster.pass_time(5)
+    assert not decided(cluster)
+    cluster.pass_time(0.1)
+    assert kinds(cluster) == [DumpStacks]
 
 
 def test_agents_that_were_cut_off_get_the_time_to_tell_what_they_did() -> None:
@@ -145,6 +158,51 @@ def test_agents_that_were_cut_off_get_the_time_to_tell_what_they_did() -> None:
     cluster.settle()
     cluster.pass_time(59)
     assert not decided(cluster)
+
+
+def test_a_silence_is_no_part_of_the_bound_and_does_not_begin_it_anew() -> None:
+    """The last step is one second old when it begins."""
+    cluster = running(2, submitted=job(nodes="2"))
+    cluster.pass_time(29)
+    cluster.freeze("vm-1")
+    cluster.pass_time(100)
+    cluster.settle()
+    cluster.thaw("vm-1")
+    cluster.pass_time(1)
+    cluster.settle()
+    cluster.pass_time(30)
+    assert not decided(cluster)
+    cluster.pass_time(0.1)
+    assert kinds(cluster) == [DumpStacks]
+
+
+@pytest.mark.parametrize("gap", [2.1, 4.9])
+def test_gaps_between_beats_now_and_then_put_no_hang_off(gap: float) -> None:
+    cluster = running(4)
+    began = cluster.now - 1
+    while DumpStacks not in kinds(cluster):
+        cluster.settle()
+        cluster.freeze("vm-1")
+        cluster.pass_time(gap)
+        cluster.thaw("vm-1")
+        cluster.pass_time(0.1)
+        assert cluster.now <= began + 60 + 2 * (gap + 0.1)
+    assert cluster.nodes["vm-1"].silences, "there were some"
+
+
+def test_who_was_away_for_long_may_tell_first_what_it_did() -> None:
+    cluster = running(2, submitted=job(nodes="2"))
+    cluster.pass_time(58.9)
+    cluster.freeze("vm-1")
+    cluster.pass_time(5.1)
+    cluster.settle()
+    cluster.thaw("vm-1")
+    cluster.pass_time(1)
+    cluster.settle()
+    cluster.pass_time(0.9)
+    assert not decided(cluster)
+    cluster.pass_time(0.2)
+    assert kinds(cluster) == [DumpStacks]
 
 
 def test_while_a_vm_does_not_answer_nothing_is_called_a_hang() -> None:

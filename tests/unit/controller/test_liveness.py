@@ -246,7 +246,7 @@ def go_on_without_a_word_of(cluster: Cluster, name: str, seconds: int) -> None:
     heard_at = cluster.nodes[name].heard_at
     for _ in range(seconds):
         cluster.pass_time(1)
-        cluster.nodes[name] = replace(cluster.nodes[name], heard_at=heard_at, back_at=0.0)
+        cluster.nodes[name] = replace(cluster.nodes[name], heard_at=heard_at, silences=())
         cluster.step()
         cluster.settle()
 

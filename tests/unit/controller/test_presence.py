@@ -55,6 +55,16 @@ def test_registering_again_clears_the_suspicion_and_keeps_the_request(presence: 
     assert suspect_since(presence) is None
 
 
+def test_gaps_longer_than_two_beats_are_kept_in_mind_the_newest_of_them(presence: Presence) -> None:
+    for at in (102.0, 104.1, 105.0, 405.0):
+        presence.heard(VM, at)
+    assert presence.signs()[VM].silences == ((102.0, 104.1), (105.0, 405.0))
+    for at in range(1000, 4000, 3):
+        presence.heard(VM, float(at))
+    kept = presence.signs()[VM].silences
+    assert len(kept) == 256 and kept[-1] == (3994.0, 3997.0)
+
+
 def test_time_heard_never_goes_back(presence: Presence) -> None:
     presence.heard(VM, 120.0)
     presence.heard(VM, 110.0)
