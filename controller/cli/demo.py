@@ -21,7 +21,15 @@ from typing import Annotated
 import typer
 
 from controller import words
-from controller.api.schemas import EventView, JobView, LedgerView, Page, RecoveryView
+from controller.api.schemas import (
+    EventView,
+    EvictAnswer,
+    EvictRequest,
+    JobView,
+    LedgerView,
+    Page,
+    RecoveryView,
+)
 from controller.cli.jobs import WAIT_EXIT
 from controller.cli.options import AsJson
 from controller.cli.workplace import folder_for, stopped_by_signals
@@ -143,8 +151,8 @@ class Evictions:
     def look(self, job: JobView, now: float) -> None:
         """Kill whose time has come; ``now`` is monotonic."""
         while self.planned and job.step >= self.planned[0].step:
-            due, self.planned = self.planned[0], self.planned[1:]
-            self._kill(due.count, job)
+            self._kill(self.planned[0].count, job)
+            self.planned = self.planned[1:]
         if self.every_seconds and now >= self._next_at and job.state is JobState.RUNNING:
             self._take_turns(job, now)
 
@@ -164,12 +172,18 @@ class Evictions:
         self._next_at = now + self.every_seconds / 2
 
     def _kill(self, count: int, job: JobView) -> list[str]:
-        """Nodes that hold seats first, drawn by the seed; without notice, all at once."""
-        live = sorted(self.cluster.nodes(), key=lambda node: node.name)
+        """Nodes that hold seats first, drawn by the seed; without notice, all at once. A drill, as
+        `varuna evict` is one: it is not held against them.
+        """
+        ours = (node for node in self.cluster.nodes() if node.job in (None, job.id))
+        live = sorted(ours, key=lambda node: node.name)
         drawn = self.chance.sample(live, len(live))
         victims = sorted(drawn, key=lambda node: not node.ranks)[:count]
         names = sorted(node.name for node in victims)
-        self.cluster.fleet.delete(names)
+        if not names:
+            return []
+        drill = EvictRequest(nodes=tuple(names)).model_dump(mode="json")
+        self.cluster.controller.post(job_path(job.id, "/actions/evict"), drill, EvictAnswer)
         output.note(f"Step {job.step}: killed {', '.join(names)} of {len(live)} nodes.")
         return names
 

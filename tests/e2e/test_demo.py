@@ -21,6 +21,7 @@ def test_three_of_eight_nodes_die_and_the_training_is_the_same(tmp_path: Path) -
     outcome = json.loads(told.splitlines()[-1])
     assert (outcome["state"], outcome["steps"]) == ("succeeded", 80)
     assert outcome["samples_committed_once"] is True
+    assert _held_against_nodes(data) == [], "it was a drill"
     (recovery,) = outcome["recoveries"]
     # From the survivors' memory where they hold every layer, else from disk.
     assert recovery["resumed_from"] in (20, 30, recovery["at_step"])
@@ -62,6 +63,14 @@ def _losses_after(data: Path, step: int) -> dict[int, float]:
         ).fetchall()
     store.close()
     return dict(rows)
+
+
+def _held_against_nodes(data: Path) -> list[str]:
+    """Who has a loss on its record."""
+    with sqlite3.connect(f"file:{data / 'varuna.db'}?mode=ro", uri=True) as store:
+        rows = store.execute("SELECT node, losses FROM conduct").fetchall()
+    store.close()
+    return [node for node, losses in rows if json.loads(losses)]
 
 
 def _job_file(data: Path, path: Path) -> Path:
