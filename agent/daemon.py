@@ -25,7 +25,7 @@ from agent import machine, wire
 from agent.bundles import Bundles
 from agent.client import Client, RefusedError
 from agent.launcher import LaunchError, Zygote
-from agent.machine import MachineError
+from agent.machine import DriverError, MachineError
 from agent.node import Node
 from agent.notices import Withdrawn, source
 from agent.settings import Settings
@@ -33,10 +33,13 @@ from agent.staging import Staging
 from agent.sweep import Sessions
 from agent.talk import Talk
 from agent.warm import Warm
+from agent.zone import zone_of
 
 _LEAVE_SECONDS = 3.0
 """What trainers get to leave by themselves when the agent is told to end."""
 _LAST_REPORTS_SECONDS = 2.0
+_DRIVER_PAUSES = (1.0, 2.0, 4.0, 8.0)
+"""Between looks at the GPUs while nvidia-smi fails; then the agent ends."""
 _IDLE_SECONDS = 5.0
 """A node on which nothing has run for so long after a notice was drained, or was a spare."""
 
@@ -80,6 +83,9 @@ def _flags() -> dict[str, Any]:
     parser.add_argument("--threads", metavar="N", help="of torch, in each trainer; 1")
     parser.add_argument("--notices", metavar="FROM", help="azure, aws, gcp, file:PATH or none")
     parser.add_argument("--notices-url", metavar="URL", help="of another metadata service")
+    parser.add_argument(
+        "--zone", metavar="NAME", help="where this machine is; else the cloud's word"
+    )
     return vars(parser.parse_args())
 
 
@@ -132,7 +138,7 @@ async def _run(settings: Settings) -> None:
 
 
 async def _be(settings: Settings) -> None:
-    devices = machine.devices(settings.devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    devices = await _devices(settings)
     host = machine.data_host(settings.address)
     sessions = Sessions(settings.folder / "sessions.json", machine.boot_id())
     if left := sessions.sweep():
@@ -140,13 +146,13 @@ async def _be(settings: Settings) -> None:
     async with contextlib.AsyncExitStack() as ending:
         client = _client(settings)
         ending.push_async_callback(client.close)
-        zygote = await _zygote(settings)
+        zygote, zone = await asyncio.gather(_zygote(settings), _zone(settings))
         ending.push_async_callback(zygote.close)
         port = await zygote.start_store(host)
         hello = wire.Register(
             node=settings.name,
             incarnation=secrets.token_hex(8),
-            facts=machine.facts(devices, host, port, zygote.torch_version),
+            facts=machine.facts(devices, host, port, zygote.torch_version, zone),
         )
         talk = Talk(client, hello)
         try:
@@ -155,6 +161,24 @@ async def _be(settings: Settings) -> None:
             raise AgentError(f"the controller refuses this agent: {error}") from error
         log.info("registered", node=settings.name, incarnation=hello.incarnation, address=host)
         await _serve(settings, zygote, Bundles(settings.folder / "bundles", client), talk, sessions)
+
+
+async def _devices(settings: Settings) -> tuple[wire.Device, ...]:
+    """What trainers run on. A driver that fails (it may just be coming up) is asked again a few
+    times; a machine with GPUs is never taken for one without. Raises MachineError.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    for pause in _DRIVER_PAUSES:
+        try:
+            return await asyncio.to_thread(machine.devices, settings.devices, visible)
+        except DriverError as error:
+            log.warning("cannot see the GPUs, trying again", because=str(error))
+        await asyncio.sleep(pause)
+    return await asyncio.to_thread(machine.devices, settings.devices, visible)
+
+
+async def _zone(settings: Settings) -> str | None:
+    return settings.zone or await zone_of(settings.notices, settings.notices_url)
 
 
 async def _zygote(settings: Settings) -> Zygote:

@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -14,15 +15,26 @@ import psutil
 
 from agent.wire import Beat, Device, Facts, RunningTrainer
 
+_SMI_SECONDS = 20
+"""For nvidia-smi, which wakes the driver up first."""
+
 
 class MachineError(Exception):
     """The machine is not what the operator said; a sentence."""
 
 
+class DriverError(MachineError):
+    """There is a tool to see GPUs, and it fails; another try may help."""
+
+
 def facts(
-    devices: tuple[Device, ...], data_host: str, store_port: int, torch_version: str
+    devices: tuple[Device, ...],
+    data_host: str,
+    store_port: int,
+    torch_version: str,
+    zone: str | None,
 ) -> Facts:
-    """What is told at registration. The zone is unknown."""
+    """What is told at registration."""
     return Facts(
         hostname=socket.gethostname(),
         boot_id=boot_id(),
@@ -32,6 +44,7 @@ def facts(
         memory_bytes=psutil.virtual_memory().total,
         data_host=data_host,
         store_port=store_port,
+        zone=zone,
         agent_version=version("varuna-spot"),
         torch_version=torch_version,
     )
@@ -69,7 +82,8 @@ def data_host(controller: tuple[str, int]) -> str:
 def devices(
     wanted: Literal["auto", "cpu", "cuda"], visible: str | None = None
 ) -> tuple[Device, ...]:
-    """One device a trainer: every GPU, else the CPU as one. Raises MachineError.
+    """One device a trainer: every GPU, else the CPU as one. Raises MachineError, and DriverError
+    where a machine with GPUs would else pass for one without.
 
     ``visible``: CUDA_VISIBLE_DEVICES, which trainers inherit. The GPUs are then those, in its
     order; their indexes are always what CUDA calls them in here.
@@ -90,19 +104,40 @@ class _Gpu:
 
 
 def _gpus() -> list[_Gpu]:
-    """All of the machine; none when there is no driver, or it does not answer."""
+    """All of the machine; none when nvidia-smi is not there, or says so. Raises DriverError."""
     if not (tool := shutil.which("nvidia-smi")):
         return []
-    query = [tool, "--query-gpu=index,uuid,memory.total,name", "--format=csv,noheader,nounits"]
-    try:
-        listed = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    rows = (line.split(", ", 3) for line in listed.stdout.splitlines())
+    rows = (line.split(", ", 3) for line in _asked(tool).splitlines())
     return [
         _Gpu(index, uuid, name, _memory(mebibytes))
         for index, uuid, mebibytes, name in (row for row in rows if len(row) == 4)
     ]
+
+
+def _asked(tool: str) -> str:
+    """What nvidia-smi prints. Raises DriverError."""
+    query = [tool, "--query-gpu=index,uuid,memory.total,name", "--format=csv,noheader,nounits"]
+    try:
+        asking = subprocess.Popen(query, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    except OSError as error:
+        raise DriverError(_failing(f"cannot be run: {error.strerror}")) from error
+    try:
+        printed = asking.communicate(timeout=_SMI_SECONDS)[0].decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        asking.kill()
+        with suppress(subprocess.TimeoutExpired):  # a driver that is stuck may not let it die
+            asking.wait(1)
+        assert asking.stdout, "it is a pipe"
+        asking.stdout.close()
+        raise DriverError(_failing(f"has not answered for {_SMI_SECONDS} s")) from None
+    if asking.returncode:
+        words = " ".join(printed.split())[:200] or "no word"
+        raise DriverError(_failing(f"ended with code {asking.returncode}: {words}"))
+    return printed
+
+
+def _failing(how: str) -> str:
+    return f"nvidia-smi is here but {how} (--devices cpu trains on the CPU all the same)"
 
 
 def _memory(mebibytes: str) -> int:

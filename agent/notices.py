@@ -21,18 +21,23 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol
 
 import httpx2
 import structlog
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field
 
-METADATA = {
-    "azure": "http://169.254.169.254",
-    "aws": "http://169.254.169.254",
-    "gcp": "http://metadata.google.internal",
-}
-"""Where each cloud's metadata service answers."""
+from agent.metadata import (
+    AZURE_COMPUTE,
+    AZURE_HEADERS,
+    GCP_HEADERS,
+    METADATA,
+    NoAnswerError,
+    Service,
+    aws_headers,
+    aws_token,
+    understood,
+)
 
 Kind = Literal["preempt", "terminate"]
 """The cloud wants its VM back, or somebody deletes it."""
@@ -41,17 +46,10 @@ _PREEMPT_SECONDS = 30.0
 """What Azure and GCP give at least, where they name no time."""
 _POLL_SECONDS = 1.0
 _FILE_SECONDS = 0.25
-_ANSWER_SECONDS = 5.0
-_FIRST_ANSWER_SECONDS = 130.0
-"""Azure's very first answer may take two minutes."""
 _HANG_SECONDS = 60.0
 """How long GCP is asked to hold its answer back."""
 _LONGEST_PAUSE = 5.0
 """Of 30 seconds' warning no more than this is lost to a service that was ill."""
-_TOKEN_SECONDS = 21600
-_NO_CONNECTION_KEPT = httpx2.Limits(max_keepalive_connections=0)
-
-_M = TypeVar("_M", bound=BaseModel)
 
 log = structlog.get_logger()
 
@@ -89,10 +87,6 @@ class Watching(Protocol):
         """
 
 
-class NoAnswerError(Exception):
-    """A source said nothing that can be used; another try may help."""
-
-
 def source(where: str, url: str | None = None, *, answer_seconds: float | None = None) -> Watching:
     """The source that ``where`` names: azure, aws, gcp, file:PATH or none.
 
@@ -105,7 +99,7 @@ def source(where: str, url: str | None = None, *, answer_seconds: float | None =
         return _Watch(_nothing, 3600.0)
     if where not in METADATA:
         raise ValueError(f"must be azure, aws, gcp, file:PATH or none, not {where!r}")
-    service = _Service(url or METADATA[where], answer_seconds)
+    service = Service(url or METADATA[where], answer_seconds)
     match where:
         case "azure":
             return _Watch(_Azure(service).look, _POLL_SECONDS)
@@ -157,54 +151,6 @@ async def _nothing() -> tuple[Notice, ...]:
     return ()
 
 
-# --- Asking a metadata service ----------------------------------------------------------------
-
-
-class _Service:
-    """A metadata service: on the link, without TLS, never behind a proxy."""
-
-    def __init__(self, url: str, answer_seconds: float | None) -> None:
-        self._url = url.rstrip("/")
-        self._seconds = answer_seconds
-        self._has_answered = False
-        # It must not matter that the connection before is stuck: none is kept.
-        self._http = httpx2.AsyncClient(trust_env=False, limits=_NO_CONNECTION_KEPT)
-
-    async def ask(
-        self,
-        path: str,
-        headers: Mapping[str, str],
-        *,
-        method: Literal["GET", "PUT", "POST"] = "GET",
-        body: object = None,
-        also: tuple[int, ...] = (),
-        hang: float = 0.0,
-    ) -> httpx2.Response:
-        """An answer of 200 or ``also``; ``hang`` is by how much it may come later.
-
-        Raises NoAnswerError.
-        """
-        first = _ANSWER_SECONDS if self._has_answered else _FIRST_ANSWER_SECONDS
-        timeout = httpx2.Timeout((self._seconds or first) + hang, connect=self._seconds or 2.0)
-        try:
-            answer = await self._http.request(
-                method, self._url + path, headers=headers, json=body, timeout=timeout
-            )
-        except httpx2.HTTPError as error:
-            raise NoAnswerError(f"{self._url}: {error or type(error).__name__}") from error
-        self._has_answered = True
-        if answer.status_code not in (200, *also):
-            raise NoAnswerError(f"{self._url}{path} answers {answer.status_code}")
-        return answer
-
-
-def _understood(answer: httpx2.Response, wanted: type[_M]) -> _M:
-    try:
-        return wanted.model_validate_json(answer.content)
-    except ValidationError as error:
-        raise NoAnswerError(f"{answer.url} answers what is no {wanted.__name__}") from error
-
-
 def _deadline(moment: datetime, answer: httpx2.Response) -> float:
     """``moment`` on our monotonic clock, by the clock of the service that named it if it tells
     its time: a VM's own may be wrong.
@@ -249,17 +195,15 @@ class _Azure:
     """
 
     _EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
-    _COMPUTE = "/metadata/instance/compute?api-version=2021-02-01&format=json"
-    _HEADERS: Mapping[str, str] = MappingProxyType({"Metadata": "true"})
     _KINDS: Mapping[str, Kind] = MappingProxyType({"Preempt": "preempt", "Terminate": "terminate"})
 
-    def __init__(self, service: _Service) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
         self._name: str | None = None
 
     async def look(self) -> list[Notice]:
-        answer = await self._service.ask(self._EVENTS, self._HEADERS)
-        events = _understood(answer, _ScheduledEvents).events
+        answer = await self._service.ask(self._EVENTS, AZURE_HEADERS)
+        events = understood(answer, _ScheduledEvents).events
         ours = [event for event in events if event.type in self._KINDS]
         if not ours:
             return []
@@ -272,8 +216,8 @@ class _Azure:
 
     async def _own_name(self) -> str:
         if self._name is None:
-            answer = await self._service.ask(self._COMPUTE, self._HEADERS)
-            self._name = _understood(answer, _Compute).name
+            answer = await self._service.ask(AZURE_COMPUTE, AZURE_HEADERS)
+            self._name = understood(answer, _Compute).name
         return self._name
 
     def _ends(self, event: _ScheduledEvent, answer: httpx2.Response) -> float:
@@ -287,7 +231,7 @@ class _Azure:
         async def start() -> None:
             body = {"StartRequests": [{"EventId": event.id}]}
             try:
-                await self._service.ask(self._EVENTS, self._HEADERS, method="POST", body=body)
+                await self._service.ask(self._EVENTS, AZURE_HEADERS, method="POST", body=body)
             except NoAnswerError as error:  # then it begins when it would have begun anyhow
                 log.warning("cannot acknowledge the notice", event_id=event.id, because=str(error))
 
@@ -304,10 +248,9 @@ class _Aws:
     token has run out.
     """
 
-    _TOKEN = "/latest/api/token"
     _ACTION = "/latest/meta-data/spot/instance-action"
 
-    def __init__(self, service: _Service) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
         self._token: str | None = None
 
@@ -320,17 +263,15 @@ class _Aws:
             raise NoAnswerError("the metadata service refuses the token that it has just given")
         if answer.status_code == 404:
             return []
-        found = _understood(answer, _InstanceAction)
+        found = understood(answer, _InstanceAction)
         when = found.time if found.time.tzinfo else found.time.replace(tzinfo=UTC)
         event = f"{found.action}@{when.isoformat()}"
         return [Notice("preempt", _deadline(when, answer), event)]
 
     async def _ask(self) -> httpx2.Response:
         if self._token is None:
-            lives = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECONDS)}
-            self._token = (await self._service.ask(self._TOKEN, lives, method="PUT")).text
-        headers = {"X-aws-ec2-metadata-token": self._token}
-        return await self._service.ask(self._ACTION, headers, also=(401, 404))
+            self._token = await aws_token(self._service)
+        return await self._service.ask(self._ACTION, aws_headers(self._token), also=(401, 404))
 
 
 class _Gcp:
@@ -338,13 +279,13 @@ class _Gcp:
 
     _PREEMPTED = "/computeMetadata/v1/instance/preempted"
 
-    def __init__(self, service: _Service) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
         self._etag: str | None = None
 
     async def look(self) -> list[Notice]:
         answer = await self._service.ask(
-            self._PREEMPTED + self._wait(), {"Metadata-Flavor": "Google"},
+            self._PREEMPTED + self._wait(), GCP_HEADERS,
             hang=_HANG_SECONDS if self._etag else 0.0,
         )  # fmt: skip
         said = answer.text.strip().upper()

@@ -45,6 +45,10 @@ class Settings(BaseSettings):
     """Who says that this machine is about to go: azure, aws, gcp, file:PATH or none."""
     notices_url: str | None = None
     """Another address of the cloud's metadata service."""
+    zone: str | None = Field(default=None, min_length=1, max_length=64)
+    """Where this machine is; replicas are kept apart by it. None: what the cloud that ``notices``
+    names says.
+    """
 
     @field_validator("controller")
     @classmethod

@@ -1,11 +1,15 @@
 """Which devices a machine has, by what nvidia-smi prints and by CUDA_VISIBLE_DEVICES."""
 
+import asyncio
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
 
-from agent.machine import MachineError, devices
+from agent.daemon import _devices
+from agent.machine import DriverError, MachineError, devices
+from agent.settings import Settings
 from agent.wire import Device
 
 TWO = """\
@@ -29,6 +33,10 @@ class Tool:
             '[ "$2" = --format=csv,noheader,nounits ] || exit 2\n'
             f"printf '%s' '{text}'\nexit {code}\n"
         )
+        self._path.chmod(0o755)
+
+    def hangs(self) -> None:
+        self._path.write_text("#!/bin/sh\nwhile :; do :; done\n")
         self._path.chmod(0o755)
 
 
@@ -82,12 +90,63 @@ def test_a_gpu_without_memory_of_its_own_has_the_machines(tool: Tool) -> None:
     assert (found.name, found.memory_bytes) == ("NVIDIA GB10", psutil.virtual_memory().total)
 
 
-def test_without_a_driver_that_answers_there_is_the_cpu(tool: Tool) -> None:
-    assert devices("auto") == cpu()
-    tool.prints("NVIDIA-SMI has failed because it could not communicate with the driver.\n", code=9)
+def test_where_nobody_knows_of_a_gpu_there_is_the_cpu(tool: Tool) -> None:
     assert devices("auto") == cpu()
     tool.prints("No devices were found\n")
     assert devices("auto") == cpu()
+
+
+FAILED = "NVIDIA-SMI has failed because it could not communicate with the driver.\n"
+
+
+@pytest.mark.parametrize("wanted", ["auto", "cuda"])
+def test_a_machine_whose_driver_fails_is_not_taken_for_one_without_gpus(
+    tool: Tool, wanted: Literal["auto", "cuda"]
+) -> None:
+    tool.prints(FAILED, code=9)
+    with pytest.raises(DriverError) as told:
+        devices(wanted)
+    assert str(told.value) == (
+        f"nvidia-smi is here but ended with code 9: {FAILED.strip()}"
+        " (--devices cpu trains on the CPU all the same)"
+    )
+    assert devices("cpu") == cpu()
+
+
+def test_a_tool_that_never_answers_is_a_driver_that_fails(
+    tool: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.machine._SMI_SECONDS", 0.1)
+    tool.hangs()
+    with pytest.raises(DriverError, match=r"has not answered for 0\.1 s"):
+        devices("auto")
+
+
+def told(**given: object) -> Settings:
+    given = {"token_file": Path("t"), "controller": "http://127.0.0.1:1", **given}
+    return Settings.model_validate(given)
+
+
+def test_a_driver_that_is_just_coming_up_is_asked_again(
+    tool: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool.prints(FAILED, code=9)
+
+    async def pause(_: float) -> None:
+        tool.prints(TWO)
+
+    monkeypatch.setattr("agent.daemon.asyncio.sleep", pause)
+    assert [device.kind for device in asyncio.run(_devices(told()))] == ["cuda", "cuda"]
+
+
+def test_an_agent_does_not_begin_on_a_machine_whose_driver_keeps_failing(
+    tool: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.daemon._DRIVER_PAUSES", (0.0, 0.0))
+    tool.prints(FAILED, code=9)
+    with pytest.raises(DriverError):
+        asyncio.run(_devices(told()))
+    assert asyncio.run(_devices(told(devices="cpu"))) == cpu()
 
 
 def test_who_asks_for_a_gpu_where_none_is_is_told_so(tool: Tool) -> None:
