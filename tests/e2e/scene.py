@@ -15,6 +15,7 @@ from typing import TypeVar
 import psutil
 
 from controller.api.schemas import (
+    CheckpointView,
     EventView,
     GenerationView,
     JobView,
@@ -177,6 +178,9 @@ class Scene:
 
     def node_of_rank(self, rank: int) -> str:
         return self.running().seats[rank].node
+
+    def checkpoints(self) -> list[CheckpointView]:
+        return self.cluster.controller.all(job_path(self.job_id, "/checkpoints"), CheckpointView)
 
     def ledger(self) -> LedgerView:
         return self.cluster.controller.get(job_path(self.job_id, "/ledger"), LedgerView)

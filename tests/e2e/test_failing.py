@@ -1,5 +1,7 @@
 """A program that spoils a step, one that cannot be imported: what the job says, and how often."""
 
+from itertools import pairwise
+
 import pytest
 
 from controller.api.schemas import JobView
@@ -50,10 +52,48 @@ def test_a_step_that_is_not_finite_pauses_the_job_and_the_third_time_ends_it(
 
 def test_a_program_that_cannot_be_imported_costs_two_launches(scene: Scene) -> None:
     scene.add("vm-1", "vm-2")
-    scene.submit(
-        10, nodes="2", program="failing.py", workdir=str(PROGRAMS), args={"where": "layers"}
-    )
+    scene.submit(10, nodes="2", program="unimportable.py", workdir=str(PROGRAMS), args={})
     over = scene.wait_for(JobState.FAILED)
     assert over.reason is Reason.PROGRAM_ERROR
-    assert "no layers today" in over.message and "The same 2 times" in over.message
+    assert "No module named 'a_package_that_nobody_has'" in over.message
+    assert "The same 2 times" in over.message
     assert len([g for g in scene.generations() if g.launched_at]) == 2
+
+
+@pytest.mark.soak
+def test_a_program_that_is_gone_after_2_s_is_tried_four_times_ever_later_and_its_log_is_shown(
+    scene: Scene,
+) -> None:
+    scene.add("vm-1", "vm-2")
+    scene.submit(
+        10, nodes="1", program="vanishing.py", workdir=str(PROGRAMS), args={},
+        recovery={"max_restarts": 3},
+    )  # fmt: skip
+    over = scene.wait_for(JobState.FAILED)
+    assert over.reason is Reason.PROGRAM_ERROR
+    assert "exited with code 3" in over.message
+    assert "Given up after 4 attempts without progress." in over.message
+    assert "Its last lines: " in over.message and "the licence server is gone" in over.message
+    tried = [g for g in scene.generations() if g.kind == "train" and g.launched_at]
+    pauses = [
+        (then.created_at - before.ended_at).total_seconds()
+        for before, then in pairwise(tried)
+        if before.ended_at
+    ]
+    assert all(pause >= least for pause, least in zip(pauses, (1, 2, 4), strict=True)), pauses
+
+
+@pytest.mark.soak
+def test_a_program_that_gets_on_before_each_failure_comes_to_its_end(scene: Scene) -> None:
+    """In each generation its eighth step fails; five of the seven before are saved."""
+    scene.add("vm-1", "vm-2")
+    scene.submit(
+        22, nodes="2", program="breaking.py", workdir=str(PROGRAMS),
+        args={"where": "step", "what": "value", "at": 8}, plan={"depth": 2},
+        recovery={"max_restarts": 1},
+        checkpoint={"dir": str(scene.cluster.folder / "ckpt"), "every": "5 steps"},
+    )  # fmt: skip
+    scene.wait_for(JobState.SUCCEEDED)
+    assert [recovery.resumed_from for recovery in scene.recoveries()] == [5, 10, 15]
+    assert all("enough of this" in recovery.because for recovery in scene.recoveries())
+    assert scene.ledger().samples_committed_once

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,26 @@ def test_a_plan_for_each_number_of_nodes_and_nothing_is_stored(user: httpx2.Clie
         assert row["memory_bytes"] == max(stage["size_bytes"] for stage in stages)
         assert row["because"] and row["price_per_million_examples"] > 0
     assert user.get("/api/v1/jobs?all=true").json()["items"] == []
+
+
+def test_every_layer_is_on_one_stage_at_every_depth_and_more_stages_than_layers_are_refused(
+    user: httpx2.Client,
+) -> None:
+    for blocks, depth in product(range(1, 10), range(1, 11)):
+        layers = blocks + 2
+        spec = {**SPEC, "args": {"layers": blocks}, "plan": {"depth": depth}}
+        costs = costs_of(layers).model_dump(mode="json")
+        body = {"spec": spec, "costs": costs, "nodes": depth}
+        (row,) = user.post("/api/v1/plans", json=body).json()["items"]
+        if depth > layers:
+            assert row["shape"] is None and f"{layers} layers" in row["because"]
+            refused = user.post("/api/v1/jobs", json={"spec": spec})
+            assert refused.status_code == 422
+            assert refused.json()["errors"][0]["pointer"] == "/spec/plan/depth"
+            continue
+        held = [range(s["first_layer"], s["last_layer"] + 1) for s in row["stages"]]
+        assert len(held) == depth and all(held)
+        assert [layer for stage in held for layer in stage] == list(range(layers))
 
 
 def test_what_fits_nowhere_is_said_with_its_bytes(user: httpx2.Client) -> None:

@@ -1,0 +1,3 @@
+"""Needs a package that is not there."""
+
+import a_package_that_nobody_has  # noqa: F401
