@@ -58,7 +58,7 @@ class Batches:
         of_step = positions_of(step, self._training.batch_size)
         positions = of_step[micro_batch.start : micro_batch.start + micro_batch.size]
         ids = tuple(sample_at(position, self._samples, seed) for position in positions)
-        return _batch(self._dataset, ids, seed, positions, self._device)
+        return _batch("dataset", self._dataset, ids, seed, positions, self._device)
 
 
 class HeldOut:
@@ -75,11 +75,16 @@ class HeldOut:
     def fetch(self, micro_batch: MicroBatch) -> Batch:
         """The samples of ``micro_batch``. Raises ProgramError."""
         ids = range(micro_batch.start, micro_batch.start + micro_batch.size)
-        return _batch(self._dataset, ids, self._seed, ids, self._device)
+        return _batch("eval_dataset", self._dataset, ids, self._seed, ids, self._device)
 
 
 def _batch(
-    dataset: Dataset, ids: Sequence[int], seed: int, positions: Sequence[int], device: Device
+    name: str,
+    dataset: Dataset,
+    ids: Sequence[int],
+    seed: int,
+    positions: Sequence[int],
+    device: Device,
 ) -> Batch:
     """These samples, each drawn with the generators seeded by ``seed`` and its position."""
     with generators.restored():
@@ -87,8 +92,9 @@ def _batch(
         for index, position in zip(ids, positions, strict=True):
             generators.seed_all(seed, position)
             sample = dataset[index]
-            samples.append({str(k): _tensor(v, index, str(k)) for k, v in sample.items()})
-    stacked = _stack(samples, ids)
+            where = f"{name}[{index}]"
+            samples.append({str(k): _tensor(v, f"{where}[{k!r}]") for k, v in sample.items()})
+    stacked = _stack(samples, [f"{name}[{index}]" for index in ids])
     return Batch({key: device.feed(tensor) for key, tensor in stacked.items()}, tuple(ids))
 
 
@@ -108,31 +114,28 @@ def same_data(saved: DataPosition, current: DataPosition) -> None:
             )
 
 
-def _tensor(value: Any, index: int, key: str) -> Tensor:
+def _tensor(value: Any, where: str) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach()
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):
-        raise ProgramError(
-            f"dataset[{index}][{key!r}] is a {type(value).__name__}, not a tensor"
-        ) from None
+        raise ProgramError(f"{where} is a {type(value).__name__}, not a tensor") from None
 
 
-def _stack(samples: Sequence[dict[str, Tensor]], ids: Sequence[int]) -> dict[str, Tensor]:
+def _stack(samples: Sequence[dict[str, Tensor]], names: Sequence[str]) -> dict[str, Tensor]:
     """Stack like tensors; name the sample that is unlike the first."""
     first = samples[0]
-    for sample, index in zip(samples, ids, strict=True):
+    for sample, name in zip(samples, names, strict=True):
         if sample.keys() != first.keys():
             raise ProgramError(
-                f"dataset[{index}] has the keys {sorted(sample)}, "
-                f"dataset[{ids[0]}] has {sorted(first)}"
+                f"{name} has the keys {sorted(sample)}, {names[0]} has {sorted(first)}"
             )
         for key, tensor in sample.items():
             if (tensor.shape, tensor.dtype) != (first[key].shape, first[key].dtype):
                 raise ProgramError(
-                    f"dataset[{index}][{key!r}] is {tensor.dtype} {tuple(tensor.shape)}, "
-                    f"dataset[{ids[0]}][{key!r}] is "
+                    f"{name}[{key!r}] is {tensor.dtype} {tuple(tensor.shape)}, "
+                    f"{names[0]}[{key!r}] is "
                     f"{first[key].dtype} {tuple(first[key].shape)}: samples must be alike"
                 )
     return {key: torch.stack([sample[key] for sample in samples]) for key in first}

@@ -28,6 +28,7 @@ from trainer.stages import Stage
 _COUNT, _STOP, _SAVE, _BUSY, _FIRST_LAYER = range(5)
 _FIRST_METRIC = 4
 _NAMES_BYTES = 1024
+_ROW = 1024
 
 
 @dataclass
@@ -235,10 +236,10 @@ class Replicas:
         squares = [0.0] * self._stage.layer_count
         of_layers = [i for i, flats in self._stage.gradients.items() for _ in flats]
         flats = (flat for flats in self._stage.gradients.values() for flat in flats)
-        norms = [torch.linalg.vector_norm(flat, dtype=torch.float64) for flat in flats]
-        if norms:
-            for index, norm in zip(of_layers, torch.stack(norms).tolist(), strict=True):
-                squares[index] += norm**2
+        sums = [_square_sum(flat) for flat in flats]
+        if sums:
+            for index, square in zip(of_layers, torch.stack(sums).tolist(), strict=True):
+                squares[index] += square
         return squares
 
     def _rows(self, totals: Totals, metrics: Sequence[str]) -> list[float]:
@@ -261,6 +262,15 @@ class Replicas:
         last = Seat(self._spec.shape.depth - 1, 0).rank(self._spec.shape)
         group.share(names, last)
         return tuple(json.loads(bytes(names.tolist())))
+
+
+def _square_sum(flat: Tensor) -> Tensor:
+    """Of a flat tensor, in float64; but rows of it in float32, which takes a tenth of the time."""
+    whole = flat.numel() - flat.numel() % _ROW
+    dtype = torch.promote_types(flat.dtype, torch.float32)
+    norms = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1, dtype=dtype)
+    rest = torch.linalg.vector_norm(flat[whole:], dtype=dtype)
+    return norms.double().square().sum() + rest.double().square()
 
 
 def _ratio(total: float, weight: float) -> float:

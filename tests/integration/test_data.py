@@ -11,7 +11,7 @@ import torch
 from trainer.contract.samples import expected_hash, hash_of, mix32, sample_at
 from trainer.contract.spec import Shape, Training
 from trainer.contract.topology import MicroBatch, micro_batches
-from trainer.data import Batches, same_data
+from trainer.data import Batches, HeldOut, same_data
 from trainer.program import ProgramError
 from trainer.replicas import Totals
 
@@ -104,6 +104,8 @@ def test_samples_that_do_not_stack_are_named(samples: Any, message: str) -> None
     batches = Batches(samples, Training(batch_size=2, steps=1))
     with pytest.raises(ProgramError, match=rf"^dataset\[[01]\].*{message}"):
         batches.fetch(1, MicroBatch(0, 0, 2))
+    with pytest.raises(ProgramError, match=rf"^eval_dataset\[[01]\].*{message}"):
+        HeldOut(samples, seed=0).fetch(MicroBatch(0, 0, 2))
 
 
 def test_a_checkpoint_of_other_data_is_refused_in_words() -> None:

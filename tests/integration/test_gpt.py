@@ -97,6 +97,18 @@ def test_each_byte_is_predicted_once(text: Path) -> None:
     assert len(predicted) > len(text.read_bytes()) * 0.94
 
 
+def test_an_evaluation_takes_so_many_samples_spread_over_the_end_of_the_text(text: Path) -> None:
+    def windows(**args: Any) -> list[list[int]]:
+        dataset = gpt(text, **args).eval_dataset
+        return [dataset[i]["tokens"].tolist() for i in range(len(dataset))]
+
+    every = windows()
+    assert len(every) == 5, "all of so short a text"
+    assert bytes(every[0]) == text.read_bytes()[-86:][:17]
+    assert windows(held_out=2) == [every[0], every[2]]
+    assert windows(held_out=9) == every
+
+
 def test_another_text_has_another_fingerprint(text: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_bytes(text.read_bytes().replace(b"question", b"questiom", 1))

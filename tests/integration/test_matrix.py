@@ -18,20 +18,21 @@ STEPS = 20
 Kind = tuple[int, bool]
 """Batch size; whether an embedding and a head, and four layers of the middle, share weights."""
 
-# Any two values of any two of them meet somewhere.
+# Any two values of any two of them meet somewhere, each number of replicas at two depths, with as
+# few processes as that takes.
 PAIRWISE: list[tuple[Kind, int, int, tuple[int, ...]]] = [
-    ((25, True), 1, 1, (1, 2)),
-    ((25, False), 2, 1, (3, 4)),
-    ((24, False), 3, 1, (2, 3)),
-    ((25, False), 1, 2, (3, 4)),
-    ((24, True), 2, 2, (3, 4)),
-    ((25, False), 3, 2, (1, 2)),
-    ((24, False), 1, 3, (1, 3)),
-    ((25, True), 2, 3, (1, 2)),
-    ((24, False), 3, 3, (3, 4)),
-    ((24, False), 1, 5, (1, 4)),
-    ((25, True), 2, 5, (3, 4)),
-    ((24, True), 3, 5, (1, 2)),
+    ((25, False), 1, 1, (1, 4)),
+    ((24, False), 1, 2, (2,)),
+    ((25, True), 1, 3, (3,)),
+    ((24, True), 1, 5, (3, 4)),
+    ((25, True), 2, 1, (2,)),
+    ((25, False), 2, 2, (3, 4)),
+    ((24, False), 2, 3, (2,)),
+    ((25, False), 2, 5, (1,)),
+    ((24, True), 3, 1, (3,)),
+    ((24, True), 3, 2, (1,)),
+    ((25, False), 3, 3, (1, 4)),
+    ((24, True), 3, 5, (2,)),
 ]
 
 

@@ -14,6 +14,7 @@ TEXT: Args = {
     "warmup": 20,  # steps until the full learning rate
     "decay": 0,  # steps until a tenth of it, along a cosine; 0: never
     "text": None,  # path of a file whose bytes are the tokens; None: the default corpus
+    "held_out": 256,  # samples of an evaluation, spread evenly over the text's end
 }
 """What the language models share."""
 GPT: Args = {

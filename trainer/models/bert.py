@@ -44,13 +44,13 @@ def layers(args: dict[str, Any]) -> list[nn.Module]:
 def dataset(args: dict[str, Any]) -> "Masked":
     """All of the text but its end."""
     config = settings(args)
-    return Masked(text.training_part(text.read_bytes(config["text"])), config)
+    return Masked(text.to_train_on(text.read_bytes(config["text"]), config), config["masked"])
 
 
 def eval_dataset(args: dict[str, Any]) -> "Masked":
-    """The end of the text."""
+    """Of the end of the text, ``held_out`` samples."""
     config = settings(args)
-    return Masked(text.held_out_part(text.read_bytes(config["text"])), config)
+    return Masked(text.to_evaluate_on(text.read_bytes(config["text"]), config), config["masked"])
 
 
 def inputs(batch: dict[str, Tensor]) -> Tensor:
@@ -83,10 +83,10 @@ def settings(args: dict[str, Any]) -> dict[str, Any]:
 class Masked(torch.utils.data.Dataset[dict[str, Tensor]]):
     """Stretches of ``context`` bytes with holes, and what stood there."""
 
-    def __init__(self, tokens: Tensor, config: dict[str, Any]) -> None:
-        self._windows = text.Windows(tokens, config["context"])
-        self._masked = config["masked"]
-        self.fingerprint = self._windows.fingerprint
+    def __init__(self, windows: text.Windows, masked: float) -> None:
+        self._windows = windows
+        self._masked = masked
+        self.fingerprint = windows.fingerprint
 
     def __len__(self) -> int:
         return len(self._windows)

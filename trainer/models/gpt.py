@@ -32,13 +32,13 @@ def layers(args: dict[str, Any]) -> list[nn.Module]:
 def dataset(args: dict[str, Any]) -> text.Windows:
     """All of the text but its end."""
     config = settings(args)
-    return text.Windows(text.training_part(text.read_bytes(config["text"])), config["context"])
+    return text.to_train_on(text.read_bytes(config["text"]), config)
 
 
 def eval_dataset(args: dict[str, Any]) -> text.Windows:
-    """The end of the text."""
+    """Of the end of the text, ``held_out`` samples."""
     config = settings(args)
-    return text.Windows(text.held_out_part(text.read_bytes(config["text"])), config["context"])
+    return text.to_evaluate_on(text.read_bytes(config["text"]), config)
 
 
 def inputs(batch: dict[str, Tensor]) -> Tensor:

@@ -57,13 +57,13 @@ def layers(args: dict[str, Any]) -> list[nn.Module]:
 def dataset(args: dict[str, Any]) -> text.Windows:
     """All of the text, or of the token ids, but the end."""
     settings = _settings(args)
-    return text.Windows(text.training_part(_tokens(settings)), settings["context"])
+    return text.to_train_on(_tokens(settings), settings)
 
 
 def eval_dataset(args: dict[str, Any]) -> text.Windows:
-    """The end."""
+    """Of the end, ``held_out`` samples."""
     settings = _settings(args)
-    return text.Windows(text.held_out_part(_tokens(settings)), settings["context"])
+    return text.to_evaluate_on(_tokens(settings), settings)
 
 
 def inputs(batch: dict[str, Tensor]) -> Tensor:

@@ -53,14 +53,20 @@ def next_token_loss(output: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor
     return total, targets.numel()
 
 
-def training_part(tokens: Tensor) -> Tensor:
+def to_train_on(tokens: Tensor, config: Mapping[str, Any]) -> "Windows":
     """All but the end."""
-    return tokens[: -max(1, int(len(tokens) * HELD_OUT))]
+    return Windows(tokens[: -_held_out(tokens)], config["context"])
 
 
-def held_out_part(tokens: Tensor) -> Tensor:
-    """The end."""
-    return tokens[-max(1, int(len(tokens) * HELD_OUT)) :]
+def to_evaluate_on(tokens: Tensor, config: Mapping[str, Any]) -> "Windows":
+    """The end, or ``held_out`` samples of it: an evaluation should not take longer than what lies
+    between two.
+    """
+    return Windows(tokens[-_held_out(tokens) :], config["context"], config["held_out"])
+
+
+def _held_out(tokens: Tensor) -> int:
+    return max(1, int(len(tokens) * HELD_OUT))
 
 
 def read_bytes(path: str | Path | None) -> Tensor:
@@ -81,9 +87,11 @@ def read_numbers(path: str | Path) -> Tensor:
 
 
 class Windows(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """Stretches of ``context`` + 1 tokens; each token but the first is predicted once."""
+    """Stretches of ``context`` + 1 tokens; each token but the first is predicted once, unless there
+    are more than ``most`` of them: then so many, evenly spread.
+    """
 
-    def __init__(self, tokens: Tensor, context: int) -> None:
+    def __init__(self, tokens: Tensor, context: int, most: int | None = None) -> None:
         if len(tokens) <= context:
             raise ValueError(
                 f"a text of {len(tokens)} tokens is too short for the context {context}"
@@ -91,12 +99,14 @@ class Windows(torch.utils.data.Dataset[dict[str, Tensor]]):
         self.fingerprint = f"{tokens.nbytes} bytes, sha256 {_sha256(tokens)}"
         self._tokens = tokens
         self._context = context
+        self._fitting = (len(tokens) - 1) // context
+        self._taken = min(self._fitting, most or self._fitting)
 
     def __len__(self) -> int:
-        return (len(self._tokens) - 1) // self._context
+        return self._taken
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        start = index * self._context
+        start = index * self._fitting // self._taken * self._context
         return {"tokens": self._tokens[start : start + self._context + 1].long()}
 
 
