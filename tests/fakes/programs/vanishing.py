@@ -1,4 +1,4 @@
-"""``ladder`` whose process is gone after two seconds of its first step, with a line in its log."""
+"""``ladder`` whose process is gone two seconds into its optimizer's first step; its log says why."""
 
 import os
 import time
