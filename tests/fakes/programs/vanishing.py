@@ -1,4 +1,4 @@
-"""``ladder`` whose process is gone two seconds into its optimizer's first step; its log says why."""
+"""``ladder`` whose process is gone two seconds into its optimizer's first step; its log says so."""
 
 import os
 import time
