@@ -24,18 +24,24 @@ class Flags:
 
     quick: bool
     rounds: int
+    only: str | None = None
+    """The one case to be measured; None: all."""
 
 
-def flags(about: str, quick_rounds: int, full_rounds: int) -> Flags:
-    """Read the command line."""
+def flags(about: str, quick_rounds: int, full_rounds: int, cases: Sequence[str] = ()) -> Flags:
+    """Read the command line. ``cases``: what ``--only`` chooses from."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, a smaller model")
     parser.add_argument("--rounds", type=int, help=f"of each pair (full: {full_rounds})")
     parser.add_argument("--json", action="store_true", help="stdout carries the JSON line alone")
+    parser.set_defaults(only=None)
+    if cases:
+        parser.add_argument("--only", choices=cases, help="measure this case alone")
     given = parser.parse_args()
     if given.json:
         _Told.to = sys.stderr
-    return Flags(given.quick, given.rounds or (quick_rounds if given.quick else full_rounds))
+    rounds = given.rounds or (quick_rounds if given.quick else full_rounds)
+    return Flags(given.quick, rounds, given.only)
 
 
 class _Told:

@@ -1,215 +1,75 @@
 """From a loss to the first new step on all ranks: Varuna beside torchrun's elastic agents.
 
-    python -m tests.bench.recovery [--quick] [--rounds N] [--json]
+    python -m tests.bench.recovery [--quick] [--rounds N] [--only CASE] [--json]
 
 Both train the same small GPT on four nodes with a batch of the same samples; both are timed by the
 same clock, which the ranks themselves write (:mod:`tests.bench.programs.clocked_gpt`). Rounds
 alternate, everything is started anew in each. Then what only Varuna is asked: three of eight nodes
-at once, a second loss during the launch, a frozen node, and one that is told that it goes.
+at once, a second loss during the launch, a frozen node, one that is told that it goes, and one
+whose cables are pulled: all of them, or only those to the other trainers.
 """
 
-import json
+import os
 import random
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from controller.api.schemas import GenerationView, JobView, RecoveryPhases, RecoveryView
+from controller.api.schemas import RecoveryPhases
 from controller.client.cluster import Cluster
-from controller.client.jobs import send
-from controller.client.pack import pack
-from controller.client.rest import job_path
-from controller.core.jobspec import Checkpointing, Every, JobSpec, NodeRange, Plan
-from controller.core.states import GenerationState
 from controller.settings import Settings
-from tests.bench import figures
-from tests.bench.clock import Clock, Gap
+from tests.bench import figures, network
 from tests.bench.figures import median, ratio, tell
+from tests.bench.network import CONTROL, HUB, PEERS, Network, WiredFleet
 from tests.bench.torchrun import Torchrun
-from tests.bench.trees import strike, tree, until
-
-PROGRAMS = Path(__file__).parent / "programs"
-MODEL = {"layers": 6, "width": 96, "heads": 4, "context": 64}
-BATCH_SIZE = 24
-"""Even among 2, 3, 4, 6 and 8 ranks."""
-MICRO_BATCH = 3
-"""Of Varuna's pipeline; the rival computes its share of the batch at once."""
-SAVE_EVERY = 10
-STEADY_STEP = 15
-"""Warm, and a checkpoint is there."""
-START_SECONDS = 300.0
-RECOVER_SECONDS = 120.0
-TOLD_SECONDS = 5.0
-NOTICE_SECONDS = 30.0
-"""As Azure and GCP give."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One loss and what became of it."""
-
-    gap_s: float | None
-    """None: no new step within :data:`RECOVER_SECONDS`."""
-    pause_s: float | None = None
-    """From the last step before to the first one after: what an announced loss costs."""
-    lost_steps: int | None = None
-    ranks_after: int | None = None
-    step_s: float | None = None
-    """Of a step before the loss."""
-    shapes: str | None = None
-    resumed_from: str | None = None
-    """The folder that was loaded."""
-    launches: int | None = None
-    is_covered: bool | None = None
-    """Whether the survivors of an unannounced loss held every stage."""
-    seat_empty_s: float | None = None
-    """From a notice until nothing ran on its node any more."""
-    phases: dict[str, float | None] = field(default_factory=dict)
-
-
-class Varuna:
-    """A cluster of local agents and one job at a time."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self._job = ""
-
-    def start(self, nodes: int, most_deep: int, name: str) -> None:
-        """A job on ``nodes`` nodes, trained until steady."""
-        self.cluster.add([f"node-{i}" for i in range(1, nodes + 1)])
-        self.clock = Clock(self.cluster.folder / f"clock-{name}")
-        spec = JobSpec(
-            name=name,
-            program="clocked_gpt.py",
-            args={**MODEL, "clock": str(self.clock.path)},
-            nodes=NodeRange(min=2, max=nodes),
-            batch_size=BATCH_SIZE,
-            steps=1_000_000,
-            plan=Plan(depth=NodeRange(min=2, max=most_deep), micro_batch=MICRO_BATCH),
-            checkpoint=Checkpointing(
-                dir=str(self.cluster.folder / "checkpoints"), every=Every(steps=SAVE_EVERY)
-            ),
-        )
-        bundle = pack(PROGRAMS, spec.program)
-        spec = spec.model_copy(update={"bundle": bundle.digest})
-        self._job = send(self.cluster.controller, spec, bundle).id
-        until(self._is_steady, f"steady training of {name}", START_SECONDS)
-
-    def finish(self) -> None:
-        """Cancel the job and remove all nodes."""
-        self.cluster.controller.post(job_path(self._job, "/actions/cancel"), {}, JobView)
-        self.cluster.fleet.delete([machine.name for machine in self.cluster.fleet.list()])
-
-    def strike(self, names: list[str], number: signal.Signals = signal.SIGKILL) -> float:
-        """Signal all processes of nodes at once; when."""
-        return strike(tree(pid for name in names for pid in self.cluster.fleet.pids(name)), number)
-
-    def seated(self) -> list[str]:
-        """The nodes that hold seats."""
-        return list(dict.fromkeys(seat.node for seat in self.newest().seats))
-
-    def newest(self) -> GenerationView:
-        """The newest launch."""
-        return self._generations()[-1]
-
-    def outcome(self, since: float, before: frozenset[int], was: GenerationView) -> Outcome:
-        """Wait for the first new step on all ranks, and for what the controller says of it."""
-        step_s = self.clock.step_seconds()
-
-        def look() -> Gap | None:
-            if not self.clock.begun(before):
-                return None
-            newest = self.newest()
-            running = newest.state is GenerationState.RUNNING
-            return self.clock.gap(since, before, len(newest.seats)) if running else None
-
-        try:
-            gap = until(look, "the first new step", RECOVER_SECONDS, pause=0.01)
-        except TimeoutError:
-            return Outcome(None, step_s=step_s)
-        told = self._recovery()
-        newest = self.newest()
-        return Outcome(
-            gap_s=gap.seconds,
-            pause_s=gap.pause,
-            lost_steps=gap.lost_steps,
-            ranks_after=gap.ranks,
-            step_s=step_s,
-            shapes=f"{was.shape} -> {newest.shape}",
-            resumed_from=newest.resumed_from.folder if newest.resumed_from else None,
-            launches=sum(
-                g.launched_at is not None for g in self._generations() if g.number > was.number
-            ),
-            phases=told.phases.model_dump() if told else {},
-        )
-
-    def emptied_at(self, name: str) -> float:
-        """When no trainer of node ``name`` runs any more."""
-        told = self.cluster.folder / "agents" / name / "sessions.json"
-
-        def look() -> float | None:
-            return None if json.loads(told.read_text())["sessions"] else time.monotonic()
-
-        return until(look, f"an empty {name}", NOTICE_SECONDS * 2)
-
-    def wait_for_launch(self, after: int) -> GenerationView:
-        """Until a generation newer than ``after`` is being launched."""
-
-        def look() -> GenerationView | None:
-            newest = self.newest()
-            launching = newest.number > after and newest.state is GenerationState.LAUNCHING
-            return newest if launching else None
-
-        return until(look, "the launch", RECOVER_SECONDS, pause=0.005)
-
-    def _is_steady(self) -> bool | None:
-        if self.clock.everywhere(ranks=1) < STEADY_STEP:
-            return None
-        newest = self.newest()
-        if newest.state is not GenerationState.RUNNING:
-            return None
-        return self.clock.everywhere(len(newest.seats)) >= STEADY_STEP or None
-
-    def _generations(self) -> list[GenerationView]:
-        return self.cluster.controller.all(job_path(self._job, "/generations"), GenerationView)
-
-    def _recovery(self) -> RecoveryView | None:
-        """What the controller says of it; None: to it this was none."""
-        path = job_path(self._job, "/recoveries")
-
-        def look() -> RecoveryView | None:
-            over = [r for r in self.cluster.controller.all(path, RecoveryView) if r.ended_at]
-            return over[-1] if over else None
-
-        try:
-            return until(look, "the controller's view", TOLD_SECONDS)
-        except TimeoutError:
-            return None
-
+from tests.bench.trees import until
+from tests.bench.varuna import (
+    BATCH_SIZE,
+    MODEL,
+    NOTICE_SECONDS,
+    RECOVER_SECONDS,
+    SAVE_EVERY,
+    START_SECONDS,
+    STEADY_STEP,
+    Outcome,
+    Varuna,
+)
 
 # --- what happens to Varuna's nodes
 
 
 def kill_one(varuna: Varuna, chance: random.Random) -> Outcome:
     """SIGKILL all of one seated node."""
-    return _loss(varuna, [chance.choice(varuna.seated())])
+    return _struck(varuna, [chance.choice(varuna.seated())])
 
 
 def kill_three(varuna: Varuna, chance: random.Random) -> Outcome:
     """SIGKILL three nodes at once."""
-    return _loss(varuna, chance.sample(varuna.seated(), 3))
+    return _struck(varuna, chance.sample(varuna.seated(), 3))
 
 
 def freeze_one(varuna: Varuna, chance: random.Random) -> Outcome:
     """SIGSTOP all of one node: no socket closes, only silence tells."""
-    return _loss(varuna, [chance.choice(varuna.seated())], signal.SIGSTOP)
+    return _struck(varuna, [chance.choice(varuna.seated())], signal.SIGSTOP)
+
+
+def cut_one(varuna: Varuna, chance: random.Random) -> Outcome:
+    """Pull all cables of one node, which trains on as far as it can."""
+    return _cut(varuna, chance, [CONTROL, PEERS])
+
+
+def cut_peers(varuna: Varuna, chance: random.Random) -> Outcome:
+    """Pull the cable from one node to the others; every agent still reaches the controller."""
+    return _cut(varuna, chance, [PEERS])
 
 
 def kill_during_launch(varuna: Varuna, chance: random.Random) -> Outcome:
@@ -225,18 +85,58 @@ def announce_one(varuna: Varuna, chance: random.Random) -> Outcome:
     """Tell one node that it goes; it must hold no seat when its time is over."""
     was, before = varuna.newest(), varuna.clock.pids()
     victim, since = chance.choice(varuna.seated()), time.monotonic()
-    varuna.cluster.fleet.notice(victim, NOTICE_SECONDS)
+    varuna.fleet.notice(victim, NOTICE_SECONDS)
     with ThreadPoolExecutor(1) as beside:
         emptied = beside.submit(varuna.emptied_at, victim)
         outcome = varuna.outcome(since, before, was)
         return replace(outcome, seat_empty_s=emptied.result() - since)
 
 
-def _loss(varuna: Varuna, names: list[str], number: signal.Signals = signal.SIGKILL) -> Outcome:
+def _struck(varuna: Varuna, names: list[str], number: signal.Signals = signal.SIGKILL) -> Outcome:
+    return _lost(varuna, names, lambda: varuna.strike(names, number))
+
+
+def _cut(varuna: Varuna, chance: random.Random, switches: list[str]) -> Outcome:
+    fleet, victim = varuna.fleet, chance.choice(varuna.seated())
+    assert isinstance(fleet, WiredFleet), "its cables cannot be pulled"
+    return _lost(varuna, [victim], lambda: fleet.network.cut(victim, switches))
+
+
+def _lost(varuna: Varuna, names: list[str], happens: Callable[[], float]) -> Outcome:
+    """What becomes of it when ``happens`` takes ``names``, at the moment that it returns."""
     was, before = varuna.newest(), varuna.clock.pids()
-    outcome = varuna.outcome(varuna.strike(names, number), before, was)
+    outcome = varuna.outcome(happens(), before, was)
     held = {seat.stage for seat in was.seats if seat.node not in names}
     return replace(outcome, is_covered=held == {seat.stage for seat in was.seats})
+
+
+# --- the ground they stand on, and all that is tried
+
+
+@contextmanager
+def local(folder: Path) -> Iterator[Varuna]:
+    """A controller and a warm fleet, without nodes."""
+    with Cluster(folder, port=0) as cluster:
+        cluster.fleet.wait_for_torch()
+        yield Varuna(cluster, cluster.fleet)
+
+
+@contextmanager
+def wired(folder: Path) -> Iterator[Varuna]:
+    """The same, with a network for each node to come."""
+    in_the_open = {
+        "VARUNA_HOST": HUB,
+        "VARUNA_INSECURE_HTTP": "1",
+        "VARUNA_AGENT_INSECURE_HTTP": "1",
+        "NO_PROXY": HUB,
+    }
+    with (
+        patch.dict(os.environ, in_the_open),
+        Network() as wires,
+        Cluster(folder, port=0) as cluster,
+        WiredFleet(wires, cluster) as fleet,
+    ):
+        yield Varuna(cluster, fleet)
 
 
 @dataclass(frozen=True)
@@ -247,6 +147,12 @@ class Scenario:
     nodes: int
     most_deep: int
     happens: Callable[[Varuna, random.Random], Outcome]
+    ground: Callable[[Path], AbstractContextManager[Varuna]] = local
+
+    @property
+    def why_not(self) -> str | None:
+        """Why it cannot be tried here, as a sentence."""
+        return network.why_not() if self.ground is wired else None
 
 
 LOSS_OF_ONE = Scenario("kill 1 of 4", 4, 3, kill_one)
@@ -255,13 +161,14 @@ OTHERS = (
     Scenario("kill during launch", 4, 3, kill_during_launch),
     Scenario("freeze 1 of 4", 4, 3, freeze_one),
     Scenario("notice to 1 of 4", 4, 3, announce_one),
+    Scenario("cut 1 of 4", 4, 3, cut_one, wired),
+    Scenario("cut 1 of 4 from its peers", 4, 3, cut_peers, wired),
 )
 
 
-def varuna_once(cluster: Cluster, scenario: Scenario, round_: int) -> Outcome:
+def varuna_once(varuna: Varuna, scenario: Scenario, round_: int) -> Outcome:
     """Start, train, strike, measure, end."""
     chance = random.Random(f"{scenario.name} {round_}")
-    varuna = Varuna(cluster)
     varuna.start(scenario.nodes, scenario.most_deep, f"{scenario.name.replace(' ', '-')}-{round_}")
     time.sleep(chance.random())  # strike at any moment of a step
     outcome = scenario.happens(varuna, chance)
@@ -295,32 +202,32 @@ def torchrun_once(folder: Path, round_: int) -> Outcome:
     return outcome
 
 
-@contextmanager
-def fresh_cluster(folder: Path) -> Iterator[Cluster]:
-    """A controller and a warm fleet, without nodes."""
-    with Cluster(folder, port=0) as cluster:
-        cluster.fleet.wait_for_torch()
-        yield cluster
-
-
 def main() -> None:
     """Measure and tell."""
-    called = figures.flags(__doc__ or "", quick_rounds=1, full_rounds=5)
+    names = [scenario.name for scenario in (LOSS_OF_ONE, *OTHERS)]
+    called = figures.flags(__doc__ or "", quick_rounds=1, full_rounds=5, cases=names)
+    wanted = [scenario for scenario in OTHERS if called.only in (None, scenario.name)]
+    for scenario in wanted:
+        if scenario.why_not and called.only:
+            sys.exit(scenario.why_not)
     machine = figures.Machine()
     folder = Path(tempfile.mkdtemp(prefix="varuna-bench-"))
     ours: dict[str, list[Outcome]] = {}
     rivals: list[Outcome] = []
-    for round_ in range(called.rounds):
+    for round_ in range(called.rounds if called.only in (None, LOSS_OF_ONE.name) else 0):
         machine.look()
-        with fresh_cluster(folder / f"varuna-{round_}") as cluster:
-            ours.setdefault(LOSS_OF_ONE.name, []).append(varuna_once(cluster, LOSS_OF_ONE, round_))
+        with local(folder / f"varuna-{round_}") as varuna:
+            ours.setdefault(LOSS_OF_ONE.name, []).append(varuna_once(varuna, LOSS_OF_ONE, round_))
         rivals.append(torchrun_once(folder / f"torchrun-{round_}", round_))
-    for scenario in OTHERS:
-        machine.look()
-        with fresh_cluster(folder / scenario.name.replace(" ", "-")) as cluster:
-            ours[scenario.name] = [
-                varuna_once(cluster, scenario, round_) for round_ in range(1 if called.quick else 3)
-            ]
+    for scenario in wanted:
+        if scenario.why_not:
+            tell(f"{scenario.name}: not tried. {scenario.why_not}")
+            continue
+        ours[scenario.name] = []
+        for round_ in range(1 if called.quick else 3):
+            machine.look()
+            with scenario.ground(folder / f"{scenario.name.replace(' ', '-')}-{round_}") as varuna:
+                ours[scenario.name].append(varuna_once(varuna, scenario, round_))
     shutil.rmtree(folder, ignore_errors=True)
     report = {
         "bench": "recovery",
@@ -330,10 +237,11 @@ def main() -> None:
         "notice_s": NOTICE_SECONDS,
         "lost_after_s": Settings.model_fields["lost_after"].default,
         "varuna": {name: _sum_up(outcomes) for name, outcomes in ours.items()},
-        "torchrun": {LOSS_OF_ONE.name: _sum_up(rivals)},
+        "torchrun": {LOSS_OF_ONE.name: _sum_up(rivals)} if rivals else {},
+        "not_tried": {s.name: s.why_not for s in wanted if s.why_not},
     }
     report["ratio"] = ratio(
-        median(o.gap_s for o in ours[LOSS_OF_ONE.name]), median(o.gap_s for o in rivals)
+        median(o.gap_s for o in ours.get(LOSS_OF_ONE.name, ())), median(o.gap_s for o in rivals)
     )
     _tell_all(report)
     figures.end(report)
