@@ -11,14 +11,8 @@ import shutil
 from pathlib import Path
 
 from agent import wire
-from trainer.contract.checkpoints import (
-    FolderName,
-    Listing,
-    is_part,
-    scan,
-    to_resume,
-    write_done,
-)
+from trainer.contract.checkpoints import FolderName, is_part, write_done
+from trainer.contract.listing import Listing, scan, to_resume
 from trainer.contract.remote import is_url, remote_at
 from trainer.contract.spec import ResumedFrom
 

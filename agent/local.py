@@ -25,7 +25,8 @@ from pydantic import ValidationError
 
 from agent import solo
 from agent.launcher import LaunchError, Zygote
-from trainer.contract.checkpoints import FolderName, complete, scan, to_resume
+from trainer.contract.checkpoints import FolderName
+from trainer.contract.listing import complete, scan, to_resume
 from trainer.contract.progress import Evaluated, Inspected, Line, SaveFailed, StepCommitted
 from trainer.contract.spec import (
     Address,

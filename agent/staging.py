@@ -27,14 +27,11 @@ from trainer.contract.checkpoints import (
     FolderName,
     LayerFile,
     Part,
-    Unusable,
-    check_content,
-    check_size,
     part_file,
-    read_folder,
     write_json,
     write_marker,
 )
+from trainer.contract.listing import Unusable, check_content, check_size, read_folder
 from trainer.contract.progress import Line, PartWritten, SaveFailed
 from trainer.contract.remote import Remote, StoreError, is_url, remote_at
 from trainer.contract.spec import ResumedFrom, RunSpec

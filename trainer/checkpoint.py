@@ -25,21 +25,23 @@ from pydantic import ValidationError
 
 from trainer.contract import checkpoints
 from trainer.contract.checkpoints import (
-    OTHER_CONTENT,
-    PIECE_BYTES,
     LayerFile,
     Part,
     PartHeader,
-    Skipped,
-    Unusable,
-    check_size,
     layer_file,
-    newer_marker,
     part_file,
-    read_folder,
     write_json,
 )
 from trainer.contract.durable import make_folder, sync_folder, temporary_name, write_synced
+from trainer.contract.listing import (
+    OTHER_CONTENT,
+    PIECE_BYTES,
+    Skipped,
+    Unusable,
+    check_size,
+    newer_marker,
+    read_folder,
+)
 from trainer.contract.progress import PartWritten
 from trainer.contract.spec import ResumedFrom
 from trainer.device import CPU, Device

@@ -33,14 +33,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from trainer.checkpoint import CheckpointError, LayerState, read_header, read_layers
-from trainer.contract.checkpoints import (
-    Checkpoint,
-    Outside,
-    checkpoints,
-    complete,
-    to_resume,
-)
+from trainer.contract.checkpoints import Outside
 from trainer.contract.durable import sync_folder, temporary_name, write_whole
+from trainer.contract.listing import Checkpoint, checkpoints, complete, to_resume
 from trainer.contract.places import Place, place_at
 from trainer.contract.remote import StoreError
 

@@ -13,15 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from trainer.contract.checkpoints import (
-    Checkpoint,
-    Listing,
-    Unusable,
-    checkpoints,
-    links_of,
-    to_resume,
-)
 from trainer.contract.lineage import counts, lineage
+from trainer.contract.listing import Checkpoint, Listing, Unusable, checkpoints, links_of, to_resume
 from trainer.contract.places import Place, place_at
 from trainer.contract.remote import StoreError
 

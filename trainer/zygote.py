@@ -17,23 +17,16 @@ workers, daemons that forked twice and those that ignore SIGTERM end with their 
 
 import argparse
 import contextlib
-import ctypes
 import gc
 import importlib
-import io
 import os
-import random
 import selectors
 import signal
 import socket
 import sys
 import time
-import traceback
-import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-import numpy
 import safetensors.torch  # noqa: F401  (for the trainers)
 import torch
 import torch._dynamo  # the first optimizer pulls it in, which takes seconds
@@ -43,17 +36,23 @@ import torch.optim
 from trainer import warm
 from trainer.contract import forks
 from trainer.contract.progress import ExitCode
-from trainer.contract.spec import Program, RunSpec
+from trainer.contract.spec import Program
+from trainer.forked import Entry, Task, be, opened, write_to
+from trainer.processes import (
+    be_subreaper,
+    children_of,
+    die_with,
+    kill,
+    kill_session,
+    next_dead,
+    open_descriptors,
+)
 from trainer.program import ProgramError
-
-Entry = Callable[[RunSpec, socket.socket], int]
 
 _LAST_WORDS_SECONDS = 10.0
 """How long the killed may take to be gone after the owner went."""
 _END_BY_ITSELF_SECONDS = 2.0
 """Of that, what a zygote for a program gets to end its own trainers."""
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
@@ -78,7 +77,7 @@ def main() -> None:
             _load_before(task.order.program, task)
         task = _serve(task.descriptor)
     if task:  # the loop was left in a child
-        os._exit(_be(task, entry))
+        os._exit(be(task, entry))
 
 
 def _entry(name: str) -> Entry:
@@ -87,24 +86,15 @@ def _entry(name: str) -> Entry:
     return found
 
 
-@dataclass(frozen=True)
-class Task:
-    """What a process is to be; it owns the descriptors."""
-
-    order: forks.Start
-    descriptor: int
-    log: int | None = None
-
-
 def _load_before(program: Program, task: Task) -> None:
     """Load the program of a zygote's own; end when trainers could not be forked from what it made.
 
     Threads are not there in a fork, and neither are files: a trainer closes what is not its own.
     """
     if task.log is not None:
-        _write_to(task.log)
+        write_to(task.log)
         os.close(task.log)
-    before = _descriptors()
+    before = open_descriptors()
     try:
         warm.keep(program)
         unfit = _unfit(before)
@@ -124,9 +114,9 @@ def _unfit(before: set[int]) -> str:
         return f"it starts threads when it is imported or its dataset is built ({threads - 1})"
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return "it touches CUDA when it is imported or its dataset is built"
-    if any(_children_of(os.getpid())):
+    if any(children_of(os.getpid())):
         return "it starts processes when it is imported or its dataset is built"
-    if _descriptors() - before:
+    if open_descriptors() - before:
         return "it keeps files open that it opens when it is imported or its dataset is built"
     return ""
 
@@ -136,7 +126,7 @@ def _serve(descriptor: int) -> Task | None:
 
     In a fresh child: what it is to be, with all that was the zygote's closed.
     """
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    be_subreaper()
     with socket.socket(fileno=descriptor) as owner, _woken_by_deaths() as wake:
         return _Zygote(owner, wake).serve()
 
@@ -208,7 +198,7 @@ class _Zygote:
         else:
             if pid == 0:
                 if not _is_for_another(order):
-                    _die_with(zygote)
+                    die_with(zygote)
                 os.setsid()
                 return Task(order, descriptor, log)
             self._forked[pid] = order
@@ -222,14 +212,14 @@ class _Zygote:
     def _kill(self, id_: str) -> None:
         for pid, order in self._forked.items():
             if order.id == id_:
-                _kill_session(pid)
+                kill_session(pid)
 
     def _reap(self) -> None:
         """Collect the dead, end what they left behind, then tell the owner."""
         exits, someone_died = [], False
-        while (dead := _next_dead()) is not None:
+        while (dead := next_dead()) is not None:
             if dead.si_pid in self._forked:
-                _kill_session(dead.si_pid)  # before its number is free again
+                kill_session(dead.si_pid)  # before its number is free again
             os.waitpid(dead.si_pid, 0)
             if order := self._forked.pop(dead.si_pid, None):
                 by_itself = dead.si_code == os.CLD_EXITED
@@ -246,9 +236,9 @@ class _Zygote:
 
         Its own children come here when it dies, and that death wakes us again.
         """
-        orphans = [pid for pid in _children_of(os.getpid()) if pid not in self._forked]
+        orphans = [pid for pid in children_of(os.getpid()) if pid not in self._forked]
         for pid in orphans:
-            _kill(os.kill, pid)
+            kill(pid)
         return bool(orphans)
 
     def _end_all(self) -> None:
@@ -261,7 +251,7 @@ class _Zygote:
             mine = {pid: o for pid, o in self._forked.items() if not _is_for_another(o)}
             for pid, order in mine.items():
                 if not isinstance(order, forks.StartZygote) or seconds > _END_BY_ITSELF_SECONDS:
-                    _kill_session(pid)
+                    kill_session(pid)
             if not self._end_orphans() and not mine:
                 return
             time.sleep(0.005)
@@ -281,161 +271,8 @@ def _open_log(order: forks.Start) -> int | None:
         case (
             forks.StartTrainer(begin=forks.Begin(log_path=path)) | forks.StartZygote(log_path=path)
         ):
-            return _opened(path) if path else None
+            return opened(path) if path else None
     return None
-
-
-def _opened(log_path: str) -> int:
-    return os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-
-
-def _write_to(log: int) -> None:
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-
-
-def _be(task: Task, entry: Entry) -> int:
-    """Be a trainer or the store in this fresh child; the exit code."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _close_all_but(task)
-    match task.order:
-        case forks.StartTrainer():
-            return _train(task.order, task.descriptor, entry)
-        case forks.StartStore():
-            return _serve_store(task.descriptor)
-        case forks.StartCommand():
-            return _execute(task.order, task.descriptor)
-    raise ValueError(f"a child cannot be {task.order.kind}")
-
-
-def _close_all_but(task: Task) -> None:
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    if task.log is not None:
-        _write_to(task.log)
-    for descriptor in _descriptors():
-        if descriptor > 2 and descriptor != task.descriptor:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-
-
-def _descriptors() -> set[int]:
-    """Those that are open; that of this very listing is not any more."""
-    listed = {int(name) for name in os.listdir("/proc/self/fd")}
-    return {descriptor for descriptor in listed if os.path.exists(f"/proc/self/fd/{descriptor}")}
-
-
-def _train(order: forks.StartTrainer, descriptor: int, entry: Entry) -> int:
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # keeps its orphans apart from other trainers' until its end
-    for stream in (sys.stdout, sys.stderr):
-        # A log takes any character, whatever the locale, and whole lines at once.
-        assert isinstance(stream, io.TextIOWrapper)
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
-    code: int = ExitCode.INTERNAL
-    try:
-        with socket.socket(fileno=descriptor) as control:
-            begin = order.begin or _stand_by(control)
-            if begin is None:
-                return ExitCode.LEFT
-            _seed(begin.spec)
-            torch.set_num_threads(begin.threads)
-            code = entry(begin.spec, control)
-    except SystemExit as leaving:
-        code = leaving.code if isinstance(leaving.code, int) else ExitCode.INTERNAL
-    except BaseException:
-        traceback.print_exc()
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    return code
-
-
-def _stand_by(control: socket.socket) -> forks.Begin | None:
-    """Wait to be told what to do; None: the owner is gone."""
-    begin = forks.read_begin(control)
-    if begin:
-        _write_to(log := _opened(begin.log_path))
-        os.close(log)
-    return begin
-
-
-def _seed(spec: RunSpec) -> None:
-    """Two children of one zygote must not draw the same numbers."""
-    seed = zlib.crc32(f"{spec.training.seed}/{spec.generation}/{spec.rank}".encode())
-    random.seed(seed)
-    numpy.random.seed(seed)
-    torch.manual_seed(seed)
-
-
-def _serve_store(descriptor: int) -> int:
-    with socket.socket(fileno=descriptor) as listening:
-        host, port = listening.getsockname()[:2]
-        listening.detach()
-    store = torch.distributed.TCPStore(  # type: ignore[attr-defined]  # torch's stubs miss it
-        host, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor
-    )
-    while store:
-        signal.pause()
-    return 0
-
-
-def _execute(order: forks.StartCommand, output: int) -> int:
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
-    tools = os.path.dirname(sys.executable)
-    path = os.pathsep.join([tools, os.environ.get("PATH", os.defpath)])
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and so would the command
-    try:
-        os.chdir(order.folder)
-        os.execve("/bin/sh", ["sh", "-c", order.command], os.environ | {"PATH": path})
-    except OSError as error:
-        print(f"cannot run it: {error}", file=sys.stderr, flush=True)
-    return ExitCode.INTERNAL
-
-
-def _prctl(option: int, value: int) -> None:
-    if _LIBC.prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-def _die_with(parent: int) -> None:
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was gone before we asked
-        os._exit(ExitCode.LEFT)
-
-
-def _next_dead() -> os.waitid_result | None:
-    """A child that has died and still keeps its number; None when there is none."""
-    try:
-        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return None
-
-
-def _kill_session(pid: int) -> None:
-    _kill(os.kill, pid)  # a child that has no session yet
-    _kill(os.killpg, pid)
-
-
-def _kill(how: Callable[[int, int], None], pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        how(pid, signal.SIGKILL)
-
-
-def _children_of(parent: int) -> Iterator[int]:
-    """The living children of ``parent``."""
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError):
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    state, ppid = file.read().rpartition(b")")[2].split()[:2]
-                if int(ppid) == parent and state != b"Z":
-                    yield int(name)
 
 
 if __name__ == "__main__":

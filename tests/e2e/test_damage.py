@@ -6,7 +6,7 @@ import pytest
 
 from controller.core.states import JobState
 from tests.e2e.scene import Scene, until
-from trainer.contract.checkpoints import Checkpoint, complete, newer_marker, scan
+from trainer.contract.listing import Checkpoint, complete, newer_marker, scan
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

@@ -12,7 +12,8 @@ import pytest
 from controller.cloud.port import Machine
 from controller.core.states import GenerationState
 from tests.e2e.scene import Scene, until
-from trainer.contract.checkpoints import FolderName, scan, to_resume
+from trainer.contract.checkpoints import FolderName
+from trainer.contract.listing import scan, to_resume
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

@@ -10,7 +10,7 @@ import pytest
 from controller.core.states import JobState
 from tests.e2e.scene import MODEL, Scene, until
 from tests.fakes.stores import azurite
-from trainer.contract.checkpoints import complete
+from trainer.contract.listing import complete
 from trainer.contract.remote import remote_at
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]

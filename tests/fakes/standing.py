@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tests.fakes.trainers import Generation, Rank, Trainers
-from trainer.contract.checkpoints import scan
+from trainer.contract.listing import scan
 from trainer.contract.progress import Forward, Halted, PartWritten, Phase, PhaseBegun, Save
 
 Contents = set[tuple[int, str]]

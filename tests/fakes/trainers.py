@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from agent.launcher import Exit, Trainer, Zygote
-from trainer.contract.checkpoints import scan, to_resume
+from trainer.contract.listing import scan, to_resume
 from trainer.contract.progress import Line, Order, StepCommitted
 from trainer.contract.spec import (
     Address,

@@ -27,7 +27,8 @@ from trainer.checkpoint import (
     write_marker,
     write_part,
 )
-from trainer.contract.checkpoints import DataPosition, PartHeader, complete, scan
+from trainer.contract.checkpoints import DataPosition, PartHeader
+from trainer.contract.listing import complete, scan
 from trainer.contract.spec import Shape
 from trainer.contract.topology import Seat, even_cuts
 from trainer.layerfile import LayerState, decode, encode

@@ -13,16 +13,8 @@ from tests.fakes.jobs import Job
 from tests.fakes.standing import stands_still
 from tests.fakes.trainers import Generation, Trainers
 from tests.fakes.waiting import until
-from trainer.contract.checkpoints import (
-    OTHER_CONTENT,
-    complete,
-    part_file,
-    read_folder,
-    scan,
-    to_resume,
-    write_json,
-    write_marker,
-)
+from trainer.contract.checkpoints import part_file, write_json, write_marker
+from trainer.contract.listing import OTHER_CONTENT, complete, read_folder, scan, to_resume
 from trainer.contract.progress import (
     ExitCode,
     Failed,

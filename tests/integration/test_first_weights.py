@@ -9,7 +9,7 @@ import torch
 from tests.fakes import programs
 from trainer import first_weights
 from trainer.checkpoint import read_header, read_layers
-from trainer.contract.checkpoints import complete, scan
+from trainer.contract.listing import complete, scan
 from trainer.contract.progress import Finished, Inspected, Line, PartWritten, PhaseBegun
 from trainer.contract.spec import Program, RunSpec, Saving, Shape, Training
 from trainer.data import Batches

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.programs import path
 from tests.fakes.trainers import Generation, Trainers
-from trainer.contract.checkpoints import read_folder
+from trainer.contract.listing import read_folder
 from trainer.contract.progress import (
     ExitCode,
     Leave,

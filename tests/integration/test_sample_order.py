@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.trainers import PROGRAMS, Generation, Trainers
-from trainer.contract.checkpoints import scan, to_resume
+from trainer.contract.listing import scan, to_resume
 from trainer.contract.progress import PartWritten
 from trainer.contract.samples import positions_of
 from trainer.contract.spec import Program, Saving, Shape, Training

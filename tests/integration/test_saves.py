@@ -16,7 +16,8 @@ from tests.fakes.jobs import LAYERS, Job, Undisturbed
 from tests.fakes.standing import all_halted, hashes, newest, salvage, stands_still
 from tests.fakes.trainers import Generation
 from trainer.checkpoint import read_layers
-from trainer.contract.checkpoints import DataPosition, complete, scan, to_resume
+from trainer.contract.checkpoints import DataPosition
+from trainer.contract.listing import complete, scan, to_resume
 from trainer.contract.progress import (
     Halt,
     Line,

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes.jobs import Job
 from tests.fakes.trainers import Generation, Trainers
-from trainer.contract.checkpoints import complete, scan
+from trainer.contract.listing import complete, scan
 from trainer.contract.progress import PartWritten, SaveFailed
 from trainer.contract.spec import Saving
 

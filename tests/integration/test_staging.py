@@ -27,14 +27,8 @@ from tests.integration.test_checkpoint import (
 )
 from tests.unit.trainer import test_checkpoints as folders
 from trainer.checkpoint import read_header, read_layers, write_part
-from trainer.contract.checkpoints import (
-    FolderName,
-    complete,
-    newer_marker,
-    read_folder,
-    scan,
-    write_json,
-)
+from trainer.contract.checkpoints import FolderName, write_json
+from trainer.contract.listing import complete, newer_marker, read_folder, scan
 from trainer.contract.progress import Line, PartWritten, SaveFailed
 from trainer.contract.remote import Remote, StoreError, remote_at
 from trainer.contract.spec import RunSpec, Saving, Shape

@@ -22,7 +22,7 @@ from tests.fakes.standing import (
     stands_still,
     survivors,
 )
-from trainer.contract.checkpoints import complete, scan
+from trainer.contract.listing import complete, scan
 from trainer.contract.progress import (
     Forward,
     Halt,

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.fakes.trainers import PROGRAMS, Generation, Trainers
-from trainer.contract.checkpoints import scan
+from trainer.contract.listing import scan
 from trainer.contract.progress import Finished, PartWritten
 from trainer.contract.samples import expected_hash
 from trainer.contract.scaling import FIRST_SCALE

@@ -8,17 +8,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
-from trainer.contract.checkpoints import (
-    Checkpoint,
-    FolderName,
-    LayerFile,
-    Listing,
-    Unusable,
-    check_content,
-    part_file,
-    scan,
-    write_json,
-)
+from trainer.contract.checkpoints import FolderName, LayerFile, part_file, write_json
+from trainer.contract.listing import Checkpoint, Listing, Unusable, check_content, scan
 from trainer.contract.remote import Remote, StoreError, is_url, remote_at
 
 

@@ -18,18 +18,14 @@ from trainer.contract.checkpoints import (
     DONE_FILE,
     Done,
     FolderName,
-    Listing,
     Marker,
     Part,
     Sealed,
-    Skipped,
     is_part,
     marker_file,
-    newer_among,
-    read_folder,
-    scan,
     sealed,
 )
+from trainer.contract.listing import Listing, Skipped, newer_among, read_folder, scan
 from trainer.contract.spec import ResumedFrom
 
 
@@ -57,7 +53,7 @@ class Remote:
     # ---- reading
 
     def listing(self, *, check_sizes: bool = True) -> Listing:
-        """As :func:`trainer.contract.checkpoints.scan` of a local folder."""
+        """As :func:`trainer.contract.listing.scan` of a local folder."""
         with self._trouble("listed"):
             sizes = {name: size for name, size in self._sizes().items() if _is_checkpoints(name)}
             with tempfile.TemporaryDirectory(prefix="varuna-look-") as place:

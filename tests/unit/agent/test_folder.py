@@ -7,7 +7,8 @@ import pytest
 
 from agent import folder, wire
 from tests.unit.trainer.test_checkpoints import after, part, written
-from trainer.contract.checkpoints import Committed, complete, scan, write_marker
+from trainer.contract.checkpoints import Committed, write_marker
+from trainer.contract.listing import complete, scan
 
 OLD = "step-000010.g2"
 ALL = ["step-000010.g2", "step-000020.g2", "step-000030.g3"]

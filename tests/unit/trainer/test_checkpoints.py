@@ -7,21 +7,25 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from trainer.contract import checkpoints
 from trainer.contract.checkpoints import (
     DataPosition,
     FolderName,
     LayerFile,
     Part,
-    complete,
     layer_file,
-    newer_marker,
     part_file,
-    scan,
-    to_resume,
     write_done,
     write_json,
     write_marker,
+)
+from trainer.contract.listing import (
+    Unusable,
+    check_content,
+    checkpoints,
+    complete,
+    newer_marker,
+    scan,
+    to_resume,
 )
 from trainer.contract.spec import ResumedFrom, Shape
 
@@ -117,7 +121,7 @@ def test_a_layer_that_nobody_wrote_makes_it_incomplete(tmp_path: Path) -> None:
     written(tmp_path, part(layers=(0, 2), layer_count=3))
     listing = scan(tmp_path)
     assert complete(listing) == ()
-    assert checkpoints.checkpoints(listing)[0].missing == (1,)
+    assert checkpoints(listing)[0].missing == (1,)
 
 
 def test_a_rank_without_layers_of_its_own_writes_a_part_that_covers_nothing(tmp_path: Path) -> None:
@@ -209,8 +213,8 @@ def test_a_byte_flipped_anywhere_in_a_part_is_seen(tmp_path: Path, name: str) ->
         if name.startswith("part"):
             assert scan(tmp_path).parts == (), whole[at - 20 : at + 1]
         else:
-            with pytest.raises(checkpoints.Unusable, match="hash differs"):
-                checkpoints.check_content(folder, one.files[1])
+            with pytest.raises(Unusable, match="hash differs"):
+                check_content(folder, one.files[1])
 
 
 FORMAT_1 = """{
@@ -236,10 +240,10 @@ def test_a_part_that_was_written_in_format_1_is_read_and_its_content_checked(
     (folder / "part-0.json").write_text(FORMAT_1)
     (folder / "layer-000.r0.safetensors").write_bytes(CONTENT)
     (one,) = scan(tmp_path).parts
-    checkpoints.check_content(folder, one.files[0])
+    check_content(folder, one.files[0])
     (folder / "layer-000.r0.safetensors").write_bytes(CONTENT[::-1])
-    with pytest.raises(checkpoints.Unusable, match="hash differs"):
-        checkpoints.check_content(folder, one.files[0])
+    with pytest.raises(Unusable, match="hash differs"):
+        check_content(folder, one.files[0])
 
 
 def test_a_part_that_claims_more_layers_than_the_model_is_condemned(tmp_path: Path) -> None:
