@@ -60,8 +60,8 @@ class Settings(BaseSettings):
     tick: float = Field(default=0.25, gt=0)
 
     keep_days: float = Field(default=30.0, gt=0)
-    """Events, closed orders, parts of deleted checkpoints and gone nodes are forgotten after that;
-    steps and launches never are.
+    """Events, closed orders, parts of deleted checkpoints and gone nodes are forgotten after that,
+    launches never; of old steps a sum and a thinner curve stay (:mod:`controller.store.pruning`).
     """
     log_cap_bytes: int = Field(default=64 << 20, ge=1 << 16)
     """Per rank and generation; past it only the tail is kept."""

@@ -25,10 +25,15 @@ router = APIRouter(tags=["metrics"])
 def metrics(here: Here) -> Response:
     """Jobs, nodes, recoveries, orders, as Prometheus' text."""
     with here.store.read() as connection:
-        made = list(_families(connection, here.clock.now(), here.dropped_reports))
+        told = exposition(connection, here.clock.now(), here.dropped_reports)
+    return Response(told, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def exposition(connection: sa.Connection, now: float, dropped: int) -> bytes:
+    """The text; ``dropped`` reports since the start."""
     registry = CollectorRegistry()
-    registry.register(_Made(made))
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    registry.register(_Made(list(_families(connection, now, dropped))))
+    return generate_latest(registry)
 
 
 class _Made(Collector):

@@ -12,6 +12,7 @@ from controller.api import schemas
 from controller.clock import moment, moment_or_none
 from controller.core.states import GenerationState, Reason
 from controller.store import history, ledger
+from controller.store.proving import stride_of
 from controller.store.tables import (
     checkpoints,
     evaluations,
@@ -36,13 +37,29 @@ _MOST_EVALUATIONS = 1000
 
 def generation_views(connection: sa.Connection, job: str) -> list[schemas.GenerationView]:
     """By number."""
+    return _generation_views(connection, job, sa.true())
+
+
+def last_seated(connection: sa.Connection, job: str) -> schemas.GenerationView | None:
+    """The newest that was given seats."""
+    newest = sa.select(sa.func.max(seats.c.generation)).where(seats.c.job == job).scalar_subquery()
+    found = _generation_views(connection, job, generations.c.number == newest)
+    return found[0] if found else None
+
+
+def _generation_views(
+    connection: sa.Connection, job: str, which: sa.ColumnElement[bool]
+) -> list[schemas.GenerationView]:
     seated = defaultdict(list)
     for seat in connection.execute(
-        sa.select(seats).where(seats.c.job == job).order_by(seats.c.generation, seats.c.rank)
+        sa.select(seats)
+        .join(generations)
+        .where(seats.c.job == job, which)
+        .order_by(seats.c.generation, seats.c.rank)
     ):
         seated[seat.generation].append(seat)
     rows = connection.execute(
-        sa.select(generations).where(generations.c.job == job).order_by(generations.c.number)
+        sa.select(generations).where(generations.c.job == job, which).order_by(generations.c.number)
     )
     return [_generation_view(row, seated[row.number]) for row in rows]
 
@@ -213,25 +230,28 @@ def _open_recovery(connection: sa.Connection, job: str, number: int) -> schemas.
 def series_view(connection: sa.Connection, row: Any, points: int) -> schemas.SeriesView:
     """At most about ``points`` steps: every n-th, and all firsts and lasts of generations."""
     of_job = steps.c.job == row.id
-    total = connection.execute(
-        sa.select(sa.func.count()).select_from(steps).where(of_job)
-    ).scalar_one()
-    stride = max(1, -(-total // points))
     ends = (
-        sa.select(steps.c.generation, sa.func.min(steps.c.step), sa.func.max(steps.c.step))
+        sa.select(
+            steps.c.generation,
+            sa.func.min(steps.c.step).label("first"),
+            sa.func.max(steps.c.step).label("last"),
+        )
         .where(of_job)
         .group_by(steps.c.generation)
+        .subquery()
     )
-    firsts_and_lasts = [
-        (generation, step)
-        for generation, first, last in connection.execute(ends)
-        for step in (first, last)
-    ]
-    kept = (steps.c.step % stride == 0) | sa.tuple_(steps.c.generation, steps.c.step).in_(
-        firsts_and_lasts
-    )
+    total = connection.execute(sa.select(sa.func.sum(ends.c.last - ends.c.first + 1))).scalar() or 0
     chain = history.lineage_of(connection, row.id)
-    found = connection.execute(sa.select(steps).where(of_job, kept).order_by(steps.c.at)).all()
+    found = connection.execute(
+        sa.select(steps)
+        .join(ends, ends.c.generation == steps.c.generation)
+        .where(of_job)
+        .where(
+            (steps.c.step % stride_of(total, points) == 0)
+            | steps.c.step.in_([ends.c.first, ends.c.last])
+        )
+        .order_by(steps.c.at)
+    ).all()
     return schemas.SeriesView(
         job=row.id,
         points=tuple(_point(step, chain) for step in found),
@@ -304,10 +324,7 @@ def _capacity(connection: sa.Connection, job: Any) -> Iterable[schemas.CapacityP
             generations.c.ended_at,
             sa.func.count(sa.distinct(seats.c.node)).label("nodes"),
         )
-        .join(
-            seats,
-            (seats.c.job == generations.c.job) & (seats.c.generation == generations.c.number),
-        )
+        .join(seats)
         .where(generations.c.job == job.id)
         .group_by(generations.c.number, generations.c.launched_at, generations.c.ended_at)
     )

@@ -171,9 +171,8 @@ def _head(connection: sa.Connection, parts: Parts, row: Any) -> Context:
 
 def _grid(connection: sa.Connection, parts: Parts, row: Any) -> Context:
     """The newest generation that was given seats, while the job is not over."""
-    seated = [g for g in past.generation_views(connection, row.id) if g.seats]
     job = views.job_view(connection, row)
-    generation = seated[-1] if seated and not job.state.is_over else None
+    generation = None if job.state.is_over else past.last_seated(connection, row.id)
     live = views.node_views(connection, parts.presence, parts.clock.now())
     return {
         "job": job,

@@ -48,9 +48,14 @@ def take_part(
 
 
 def _take_steps(connection: sa.Connection, job: str, part: wire.PartFound) -> None:
-    """What it says was committed and nobody has reported."""
+    """What it says was committed and nobody has reported, past what is proven."""
     if not part.committed:
         return
+    proven = connection.execute(
+        sa.select(generations.c.proven_through).where(
+            generations.c.job == job, generations.c.number == part.generation
+        )
+    ).scalar()
     told = sa.select(steps.c.step).where(
         steps.c.job == job,
         steps.c.generation == part.generation,
@@ -58,7 +63,7 @@ def _take_steps(connection: sa.Connection, job: str, part: wire.PartFound) -> No
     )
     known = set(connection.execute(told).scalars())
     for one in part.committed:
-        if one.step not in known:
+        if one.step not in known and one.step > (proven or 0):
             insert_new(
                 connection, found_steps, job=job, generation=part.generation, step=one.step,
                 samples=one.samples, sample_ids_hash=one.sample_ids_hash,

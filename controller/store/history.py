@@ -27,6 +27,7 @@ from controller.store.rows import insert_new
 from controller.store.tables import checkpoints, generations, recoveries, seats, steps
 from trainer.contract import lineage
 from trainer.contract.progress import Phase
+from trainer.contract.samples import hash_of
 from trainer.contract.spec import ResumedFrom, Shape
 
 PHASES = ("detect", "decide", "save", "stop", "launch", "rendezvous", "load", "first_step")
@@ -37,12 +38,26 @@ _RECENT_STEPS = 20
 
 
 @dataclass(frozen=True)
+class Proven:
+    """A generation's steps up to ``through`` as one sum (:mod:`controller.store.proving`)."""
+
+    through: int
+    hash: str
+    """Of their samples: the sum of the steps' own."""
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Link:
     """Steps ``first`` .. ``last`` of the lineage are those of ``generation``."""
 
     generation: int
     first: int
     last: int
+    is_closed: bool
+    """A later generation went on from ``last``."""
+    proven: Proven
+    """With ``through`` before ``first``: nothing is."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +65,7 @@ class _Ran:
     number: int
     resumed_from: ResumedFrom | None
     committed: int
+    proven: Proven | None
 
 
 @dataclass(frozen=True)
@@ -61,39 +77,61 @@ class _Saved:
 
 def lineage_of(connection: sa.Connection, job: str) -> dict[int, int | None]:
     """Generation -> the highest of its steps that counts (None: all)."""
-    ran = connection.execute(
-        sa.select(generations.c.number, generations.c.resumed_from, generations.c.committed).where(
-            generations.c.job == job
+    return _chain(connection, job, _ran(connection, job))
+
+
+def links_of(connection: sa.Connection, job: str) -> list[Link]:
+    """The lineage as ranges of steps, by step."""
+    ran = _ran(connection, job)
+    chain = _chain(connection, job, ran)
+    links = []
+    for one in ran:
+        if one.number in chain:
+            bound = chain[one.number]
+            first = one.resumed_from.step + 1 if one.resumed_from else 1
+            last = one.committed if bound is None else bound
+            if last >= first:
+                proven = one.proven or Proven(first - 1, hash_of(0), 0.0)
+                links.append(Link(one.number, first, last, bound is not None, proven))
+    return links
+
+
+def _ran(connection: sa.Connection, job: str) -> list[_Ran]:
+    """All generations, by number."""
+    rows = connection.execute(
+        sa.select(
+            generations.c.number,
+            generations.c.resumed_from,
+            generations.c.committed,
+            generations.c.proven_through,
+            generations.c.proven_hash,
+            generations.c.proven_seconds,
         )
+        .where(generations.c.job == job)
+        .order_by(generations.c.number)
     )
+    return [
+        _Ran(
+            row.number,
+            resumed_from(row.resumed_from),
+            row.committed,
+            None
+            if row.proven_through is None
+            else Proven(row.proven_through, row.proven_hash, row.proven_seconds),
+        )
+        for row in rows
+    ]
+
+
+def _chain(connection: sa.Connection, job: str, ran: Sequence[_Ran]) -> dict[int, int | None]:
     saved = connection.execute(
         sa.select(checkpoints.c.step, checkpoints.c.generation, checkpoints.c.resumed_from).where(
             checkpoints.c.job == job
         )
     )
     return lineage.lineage_of(
-        [_Ran(g.number, resumed_from(g.resumed_from), g.committed) for g in ran],
-        [_Saved(c.step, c.generation, resumed_from(c.resumed_from)) for c in saved],
+        ran, [_Saved(c.step, c.generation, resumed_from(c.resumed_from)) for c in saved]
     )
-
-
-def links_of(connection: sa.Connection, job: str) -> list[Link]:
-    """The lineage as ranges of steps, by step."""
-    chain = lineage_of(connection, job)
-    rows = connection.execute(
-        sa.select(generations.c.number, generations.c.resumed_from, generations.c.committed)
-        .where(generations.c.job == job, generations.c.number.in_(chain))
-        .order_by(generations.c.number)
-    )
-    links = []
-    for row in rows:
-        begun = resumed_from(row.resumed_from)
-        bound = chain[row.number]
-        first = begun.step + 1 if begun else 1
-        last = row.committed if bound is None else bound
-        if last >= first:
-            links.append(Link(row.number, first, last))
-    return links
 
 
 def resumed_from(stored: Any) -> ResumedFrom | None:

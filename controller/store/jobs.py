@@ -128,10 +128,7 @@ def save_now(connection: sa.Connection, job: str, by: str, at: float) -> tuple[s
     """
     seat = connection.execute(
         sa.select(seats)
-        .join(
-            generations,
-            (generations.c.job == seats.c.job) & (generations.c.number == seats.c.generation),
-        )
+        .join(generations)
         .where(seats.c.job == job, seats.c.rank == 0)
         .where(generations.c.state == GenerationState.RUNNING.value)
     ).one_or_none()

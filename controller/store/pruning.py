@@ -1,17 +1,23 @@
 """What is of no more use goes, a little at a time; never what a proof or a lineage hangs on.
 
-    closed orders, old events, old incarnations     after ``keep`` seconds
-    parts of checkpoints whose deletion was ordered  after ``keep`` seconds
+    after ``keep_days`` (a setting)
+        events, closed orders, answers to repeated submissions, parts of deleted checkpoints
+        incarnations that are gone and held no seat; what is remembered of a node by its name
+    at once
+        deleted checkpoints that no link hangs on
+        steps that are proven and not among the newest: all but every n-th, and their sum stays
 
-Steps, generations, seats and recoveries stay, all of them: they are the proof.
+Generations, seats, recoveries and evaluations stay, all of them: they are the proof.
 """
 
 import sqlalchemy as sa
 
 from controller.store.nodes import GONE
+from controller.store.proving import prove_and_thin
 from controller.store.rows import changed
 from controller.store.tables import (
     checkpoints,
+    conduct,
     events,
     generations,
     idempotency,
@@ -36,7 +42,9 @@ def prune(connection: sa.Connection, before: float) -> int:
             _parts(connection, before),
             _checkpoints(connection),
             _nodes(connection, before),
+            _conduct(connection, before),
             _answers(connection, before),
+            prove_and_thin(connection, before),
         ]
     )
 
@@ -118,6 +126,17 @@ def _nodes(connection: sa.Connection, before: float) -> int:
     )
     gone = nodes.c.state.in_(GONE) & (nodes.c.gone_at < before)
     return changed(connection, _some(nodes, nodes.c.incarnation, gone, ~held))
+
+
+def _conduct(connection: sa.Connection, before: float) -> int:
+    """Of nodes of which nobody had anything to say since."""
+    times = (conduct.c.since, conduct.c.until, conduct.c.released_at, conduct.c.drilled_at)
+    quiet = [sa.func.coalesce(at, 0.0) < before for at in times]
+    rows = connection.execute(
+        sa.select(conduct.c.node, conduct.c.losses).where(*quiet).limit(AT_ONCE)
+    ).all()
+    gone = [row.node for row in rows if max(row.losses, default=0.0) < before]
+    return changed(connection, conduct.delete().where(conduct.c.node.in_(gone))) if gone else 0
 
 
 def _answers(connection: sa.Connection, before: float) -> int:

@@ -123,10 +123,7 @@ def _seat_of(
             generations.c.first_step_at,
             generations.c.resumed_from,
         )
-        .join(
-            generations,
-            (generations.c.job == seats.c.job) & (generations.c.number == seats.c.generation),
-        )
+        .join(generations)
         .where(
             seats.c.job == body.job,
             seats.c.generation == body.generation,

@@ -41,6 +41,7 @@ from controller.store.tables import (
     nodes,
     orders,
     parts,
+    seats,
 )
 from trainer.contract.costs import LayerCosts
 from trainer.contract.progress import Failed, Halted, NonFinite, Paced, Phase
@@ -109,14 +110,20 @@ class Snapshots:
         ]
         if not newer:
             return
+        ended = (generations.c.state == ENDED) & sa.or_(*newer)
         rows = connection.execute(
-            sa.select(generations)
-            .where(generations.c.state == ENDED, sa.or_(*newer))
-            .order_by(generations.c.job, generations.c.number)
+            sa.select(generations).where(ended).order_by(generations.c.job, generations.c.number)
         ).all()
+        if not rows:
+            return
+        seated = defaultdict(list)
+        for seat in connection.execute(
+            sa.select(seats).join(generations).where(ended).order_by(seats.c.rank)
+        ):
+            seated[seat.job, seat.generation].append(seat)
         for row in rows:
-            seated = history.seats_of(connection, row.job, row.number)
-            self._past.setdefault(row.job, {})[row.number] = _ended(row, seated)
+            past = self._past.setdefault(row.job, {})
+            past[row.number] = _ended(row, seated[row.job, row.number])
 
 
 def _nodes(connection: sa.Connection, signs: Mapping[tuple[str, str], Sign]) -> tuple[Node, ...]:

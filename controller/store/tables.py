@@ -130,6 +130,10 @@ generations = sa.Table(
     sa.Column("save_because", sa.Text),
     sa.Column("charged", sa.Boolean, nullable=False),
     sa.Column("blamed", Word),  # the node at fault, if one alone was
+    # Up to this step each was there once with the right samples; of them all: hash and seconds.
+    sa.Column("proven_through", Number),
+    sa.Column("proven_hash", sa.String(8)),
+    sa.Column("proven_seconds", Seconds),
     sa.Column("paths", sa.JSON(none_as_null=True)),  # node -> whom it does not reach; null: unsaid
 )
 
@@ -199,6 +203,7 @@ steps = sa.Table(
     sa.Column("metrics", sa.JSON, nullable=False),
     _of_generation(),
 )
+sa.Index("ix_steps_job", steps.c.job, steps.c.step)
 
 evaluations = sa.Table(
     "evaluations",

@@ -1,6 +1,6 @@
 """Sums over the rows, for those who watch from outside: of unfinished jobs and the newest others.
 
-A job takes a statement for each generation of its lineage, the rest a few.
+A job takes a few statements, and one for each generation whose steps are not all proven.
 """
 
 from collections import defaultdict
@@ -11,8 +11,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from controller.core.states import JobState
-from controller.store import history
-from controller.store.tables import jobs, nodes, orders, recoveries, steps
+from controller.store import history, ledger
+from controller.store.tables import jobs, nodes, orders, recoveries
 
 _NEWEST = 100
 """So many jobs at most: unfinished ones and the newest of the others."""
@@ -62,21 +62,18 @@ def _of_job(connection: sa.Connection, row: Any, recovered: Sequence[Any]) -> Of
         started_at=row.started_at,
         finished_at=row.finished_at,
         step=links[-1].last if links else 0,
-        kept_seconds=sum(_kept(connection, row.id, link) for link in links),
+        kept_seconds=sum(_kept(connection, row, link) for link in links),
         recoveries=len(recovered),
         lost_steps=sum(r.at_step - r.resumed_from for r in recovered),
         phases=phases,
     )
 
 
-def _kept(connection: sa.Connection, job: str, link: history.Link) -> float:
+def _kept(connection: sa.Connection, job: Any, link: history.Link) -> float:
     """The seconds of a link's steps."""
-    total = connection.execute(
-        sa.select(sa.func.sum(steps.c.seconds))
-        .where(steps.c.job == job, steps.c.generation == link.generation)
-        .where(steps.c.step.between(link.first, link.last))
-    ).scalar()
-    return float(total or 0.0)
+    proven = ledger.proven_of(connection, job, link)
+    rest = range(proven.through + 1, link.last + 1)
+    return proven.seconds + ledger.seconds_of(connection, job.id, link.generation, rest)
 
 
 def _recoveries(connection: sa.Connection, ids: Sequence[str]) -> Mapping[str, list[Any]]:

@@ -23,9 +23,11 @@ from controller.store.tables import (
     seats,
     steps,
 )
+from trainer.contract.samples import expected_hash
 
 JOB = "job_01JSTORY0000000000000000000"
 STEP_SECONDS = 0.5
+BATCH_SIZE, SAMPLES = 16, 5000
 SHAPES = {2: (4, 2), 3: (5, 1), 4: (2, 2)}
 SPANS = {2: (0, 63), 3: (60, 124), 4: (120, 187)}
 """Generation -> the step it resumed from, the last one it committed."""
@@ -61,7 +63,7 @@ def _job(start: float, name: str) -> dict[str, Any]:
         name=name,
         program="builtin:gpt",
         nodes=NodeRange(min=1, max=8),
-        batch_size=16,
+        batch_size=BATCH_SIZE,
         steps=2000,
         evaluate_every=EVALUATE_EVERY,
         checkpoint=Checkpointing(dir="/mnt/ckpt", every=Every(steps=10)),
@@ -70,7 +72,7 @@ def _job(start: float, name: str) -> dict[str, Any]:
     return {
         "id": JOB, "name": name, "spec": spec.model_dump(mode="json"), "state": "running",
         "reason": None, "message": "Training as 2×2 on 4 of 5 nodes.", "cancel_wanted": False,
-        "generation": 4, "samples": 5000, "submitted_at": start, "started_at": start + 10,
+        "generation": 4, "samples": SAMPLES, "submitted_at": start, "started_at": start + 10,
     }  # fmt: skip
 
 
@@ -153,7 +155,8 @@ def _steps(generation: int, start: float) -> list[dict[str, Any]]:
     return [
         {
             "job": JOB, "generation": generation, "step": step, "at": start + _at(generation, step),
-            "loss": _loss(step), "grad_norm": 1.0, "samples": 16, "sample_ids_hash": "00000000",
+            "loss": _loss(step), "grad_norm": 1.0, "samples": BATCH_SIZE,
+            "sample_ids_hash": expected_hash(step, BATCH_SIZE, SAMPLES, seed=0),
             "seconds": STEP_SECONDS, "metrics": {},
         }
         for step in range(first + 1, last + 1)

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from agent import wire
 from controller.core.events import EventType
-from controller.store import events, history, ledger, nodes, pruning, tables
+from controller.store import conduct, events, history, ledger, nodes, pruning, tables
 from controller.store.engine import Store
 from tests.fakes import story
 
@@ -36,13 +36,23 @@ def prune(store: Store, before: float) -> int:
     return store.write(lambda c: pruning.prune(c, before)).result()
 
 
+def lineage(connection: sa.Connection) -> list[tuple[int, int, int]]:
+    return [(of.generation, of.first, of.last) for of in history.links_of(connection, story.JOB)]
+
+
 def delete(store: Store, folders: list[str]) -> None:
     gone = tables.checkpoints.update().where(tables.checkpoints.c.folder.in_(folders))
     store.write(lambda c: c.execute(gone.values(deleted_at=NOW))).result()
 
 
 def test_nothing_goes_before_its_time(store: Store) -> None:
-    assert prune(store, NOW - 1e6) == 0
+    def all_rows() -> dict[str, int]:
+        return {table.name: len(rows(store, table)) for table in tables.metadata.sorted_tables}
+
+    before = all_rows()
+    while prune(store, NOW - 1e6):
+        pass
+    assert all_rows() == before
 
 
 def test_old_events_go_and_the_newest_stays(store: Store) -> None:
@@ -74,7 +84,7 @@ def test_closed_orders_go_and_those_that_stand_or_belong_to_what_runs_stay(store
 def test_parts_of_deleted_checkpoints_go_and_the_lineage_stays(store: Store) -> None:
     folders = [row.folder for row in rows(store, tables.checkpoints)]
     with store.read() as connection:
-        before = history.links_of(connection, story.JOB)
+        before = lineage(connection)
         (job,) = connection.execute(sa.select(tables.jobs)).all()
         proof = ledger.ledger_of(connection, job)
     delete(store, folders[:-3])
@@ -83,7 +93,7 @@ def test_parts_of_deleted_checkpoints_go_and_the_lineage_stays(store: Store) -> 
     assert {part.folder for part in rows(store, tables.parts)} == set(folders[-3:])
     assert {row.folder for row in rows(store, tables.checkpoints)} == {folders[0], *folders[-3:]}
     with store.read() as connection:
-        assert history.links_of(connection, story.JOB) == before
+        assert lineage(connection) == before
         assert ledger.ledger_of(connection, job) == proof
 
 
@@ -96,3 +106,14 @@ def test_one_transaction_takes_a_bounded_number_of_rows(store: Store) -> None:
     kept = len(rows(store, tables.events))
     prune(store, NOW)
     assert kept - len(rows(store, tables.events)) == pruning.AT_ONCE
+
+
+def test_who_has_not_been_heard_of_for_long_has_a_clean_record(store: Store) -> None:
+    def behave(connection: sa.Connection) -> None:
+        conduct.lost(connection, "lost-long-ago", NOW - 100)
+        conduct.lost(connection, "lost-lately", NOW)
+        conduct.drilled(connection, ["drilled-lately"], NOW)
+
+    store.write(behave).result()
+    prune(store, NOW - 50)
+    assert {row.node for row in rows(store, tables.conduct)} == {"lost-lately", "drilled-lately"}
