@@ -1,13 +1,21 @@
-"""Programs' folders, fetched once by their hash and unpacked with distrust."""
+"""Programs' folders, fetched once by their hash and unpacked with distrust; a few that nothing here
+needs any more are kept, in case their job comes back.
+"""
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import shutil
 import tarfile
 import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
+
+import structlog
 
 from agent.client import Client
 from trainer.contract.builtins import source_in
@@ -16,6 +24,14 @@ from trainer.contract.spec import RunSpec
 _MOST_BYTES = 1 << 30
 """Unpacked."""
 _MOST_FILES = 50_000
+
+KEPT, KEPT_SECONDS, KEPT_BYTES = 4, 7 * 86400.0, 2 << 30
+"""Of those that nothing needs: so many at most, that were used no longer ago, no more together. The
+one used last may be bigger.
+"""
+_FETCHING, _GONE = ".fetching-", ".gone-"
+
+log = structlog.get_logger()
 
 
 class BundleError(Exception):
@@ -39,11 +55,36 @@ class Bundles:
             unpacked = self._folder / wanted
             if not unpacked.is_dir():
                 await self._fetch(digest, wanted, unpacked)
+            os.utime(unpacked)  # used now
         return unpacked
+
+    async def keep_few(self, needed: Callable[[], Collection[str]]) -> None:
+        """Delete what ``needed`` (digests, asked when it is known what there is) does not name and
+        is too much, too old or too big, with what says that it was set up; and what an earlier
+        agent has left half done.
+        """
+        async with self._one_at_a_time:
+            there = await asyncio.to_thread(_there, self._folder)
+            names = {digest.removeprefix("sha256:") for digest in needed()}
+            unneeded = [one for one in there if one.name not in names]
+            try:
+                for one in _too_much(unneeded, time.time()):
+                    self._put_away(one.name)
+            except OSError as error:
+                log.warning("a bundle cannot be deleted", because=str(error))
+            left = [path for mark in (_GONE, _FETCHING) for path in self._folder.glob(f"{mark}*")]
+            for path in left:
+                await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+
+    def _put_away(self, name: str) -> None:
+        """At once: nobody finds half of it. What was set up there goes first."""
+        gone = Path(tempfile.mkdtemp(prefix=_GONE, dir=self._folder))
+        for path in (*self._folder.glob(f"{name}.setup-*"), self._folder / name):
+            path.rename(gone / path.name)
 
     async def _fetch(self, digest: str, wanted: str, unpacked: Path) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=".fetching-", dir=self._folder))
+        beside = Path(tempfile.mkdtemp(prefix=_FETCHING, dir=self._folder))
         try:
             archive = beside / "bundle.tar.gz"
             await self._client.patiently(lambda: self._download(digest, wanted, archive))
@@ -63,6 +104,40 @@ class Bundles:
             await self._client.bundle(digest, take)
         if hash_.hexdigest() != wanted:
             raise BundleError(f"the bundle that came is not {digest}: its hash is another")
+
+
+@dataclass(frozen=True)
+class _Unpacked:
+    name: str
+    used_at: float
+    num_bytes: int
+
+
+def _there(folder: Path) -> list[_Unpacked]:
+    """What is unpacked, the one used last first."""
+    found = [
+        _Unpacked(path.name, path.stat().st_mtime, sum(_sizes(path)))
+        for path in folder.glob("[0-9a-f]*")
+        if path.is_dir()
+    ]
+    return sorted(found, key=lambda one: -one.used_at)
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # a setup may be at work
+                yield os.lstat(os.path.join(path, name)).st_size
+
+
+def _too_much(unneeded: Collection[_Unpacked], now: float) -> Iterator[_Unpacked]:
+    """Of those, the one used last first, which to delete."""
+    total = 0
+    for number, one in enumerate(unneeded):
+        total += one.num_bytes
+        too_big = number > 0 and total > KEPT_BYTES
+        if number >= KEPT or too_big or one.used_at < now - KEPT_SECONDS:
+            yield one
 
 
 def placed(spec: RunSpec, folder: Path) -> RunSpec:

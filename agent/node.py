@@ -80,6 +80,8 @@ class _Seat:
 
     spec: RunSpec
     log: Log
+    bundle: str | None = None
+    """The digest of what its program came in."""
     uploads: Uploads | None = None
     """When its checkpoints go to a store."""
     trainer: Trainer | None = None
@@ -212,7 +214,7 @@ class Node:
             case wire.Start():
                 name = f"{body.spec.job}.g{body.spec.generation}.r{body.spec.rank}.log"
                 place = (body.spec.job, body.spec.generation, body.spec.rank)
-                seat = _Seat(body.spec, Log(*place, self._folder / name))
+                seat = _Seat(body.spec, Log(*place, self._folder / name), body.bundle)
                 self._seats.append(seat)
                 self._do(self._run(number, body, seat))
             case _ if isinstance(body, wire.Passed):
@@ -385,6 +387,14 @@ class Node:
         if seat.program:
             alike = [other for other in self._seats if other.program == seat.program]
             self._warm.prepare(seat.program, len(alike))
+        if seat.bundle:
+            self._do(self._bundles.keep_few(self._needed_bundles))
+
+    def _needed_bundles(self) -> set[str]:
+        """Digests: what works or is set up here was unpacked from them, or an order names them."""
+        ordered = (getattr(order, "bundle", None) for order in self._standing.open.values())
+        seated = (seat.bundle for seat in self._seats)
+        return {digest for digest in (*ordered, *seated) if digest} | self._setups.folders
 
     def _end(self, seat: _Seat) -> None:
         seat.is_ending = True

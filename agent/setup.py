@@ -70,6 +70,11 @@ class Setups:
             run.wanted -= 1
             asyncio.get_running_loop().call_later(_UNWANTED_SECONDS, _end_unwanted, run)
 
+    @property
+    def folders(self) -> set[str]:
+        """The names of those in which something runs."""
+        return {folder.name for folder, _ in self._running}
+
     async def until_written(self, log: Path) -> None:
         """Wait until nothing more is written to ``log``."""
         await asyncio.gather(

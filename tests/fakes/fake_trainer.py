@@ -3,6 +3,7 @@
 print           text for standard output
 leave_behind    a file for the pids of children that will not go by themselves
 steps           how many steps it says it committed
+launched        say that the first one is under way
 end             {"code": n}, {"signal": n}, {"raise": text}; without it: print each order, say
                 halted, until told to leave
 """
@@ -40,6 +41,8 @@ def run(spec: RunSpec, control: socket.socket) -> int:
             print(file.read())
     if path := args.get("leave_behind"):
         leave_behind(path)
+    if args.get("launched"):
+        say(control, PhaseBegun(phase=Phase.FIRST_STEP))
     for step in range(1, args.get("steps", 0) + 1):
         say(control, committed(step))
     match args.get("end"):

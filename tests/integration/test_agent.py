@@ -343,16 +343,21 @@ def test_a_flood_of_output_hurts_nobody(
     assert len(text) < 10 << 20 and "bytes left out" in text
 
 
+def packed(program: bytes) -> tuple[str, bytes]:
+    """Digest and content of a bundle."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as tar:
+        info = tarfile.TarInfo("prog.py")
+        info.size = len(program)
+        tar.addfile(info, io.BytesIO(program))
+    content = gzip.compress(raw.getvalue())
+    return "sha256:" + hashlib.sha256(content).hexdigest(), content
+
+
 def test_a_bundle_is_fetched_checked_and_used(
     mother: Mother, controller: FakeController, tmp_path: Path
 ) -> None:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        info = tarfile.TarInfo("prog.py")
-        info.size = 5
-        tar.addfile(info, io.BytesIO(b"a = 1"))
-    content = gzip.compress(packed.getvalue())
-    good = "sha256:" + hashlib.sha256(content).hexdigest()
+    good, content = packed(b"a = 1")
     bad = "sha256:" + "0" * 64
     controller.bundles = {good: content, bad: content}
     wanted = start(source=True, end={"code": 0})
@@ -366,6 +371,27 @@ def test_a_bundle_is_fetched_checked_and_used(
         until(lambda: controller.text("job_a", 1))
     assert "hash" in (done(controller)[1] or "") and done(controller)[2] is None
     assert controller.text("job_a", 1) == "a = 1\n"
+
+
+def test_a_launch_makes_old_bundles_go_but_none_that_something_works_with(
+    mother: Mother, controller: FakeController, tmp_path: Path
+) -> None:
+    (one, content), (other, other_content) = packed(b"a = 1"), packed(b"b = 2")
+    controller.bundles = {one: content, other: other_content}
+    folder = tmp_path / "state" / "bundles"
+    in_use, unused = folder / one.removeprefix("sha256:"), folder / ("0" * 64)
+    unused.mkdir(parents=True)
+    with agent(mother, controller, tmp_path):
+        controller.give(wire.Start(spec=start().spec, bundle=one))
+        until(lambda: done(controller).get(1, "not yet") is None)
+        for path in (in_use, unused):
+            os.utime(path, (0, 0))
+        second = start(job="job_b", launched=True, steps=1).spec
+        controller.give(wire.Start(spec=second, bundle=other))
+        until(lambda: not unused.exists())
+        assert {path.name for path in folder.glob("[0-9a-f]*")} == {
+            digest.removeprefix("sha256:") for digest in (one, other)
+        }
 
 
 def test_the_checkpoint_folder_is_listed_and_changed_on_order(
