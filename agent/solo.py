@@ -9,6 +9,7 @@ from agent.logs import tail
 from trainer.contract.progress import (
     ExitCode,
     Failed,
+    Finished,
     Halted,
     Line,
     NonFinite,
@@ -97,6 +98,7 @@ class Heard:
         self._halted: dict[int, Halted] = {}
         self._non_finite: list[NonFinite] = []
         self._stopped: set[int] = set()
+        self._finished: set[int] = set()
         self._exits: dict[int, Exit] = {}
 
     @property
@@ -105,7 +107,7 @@ class Heard:
 
     @property
     def in_trouble(self) -> bool:
-        odd = any(exit_ != Exit(code=ExitCode.DONE) for exit_ in self._exits.values())
+        odd = any(self._is_early(rank) for rank in self._exits)
         untold = self.all_ended and self._steps
         stands_still = len(self._stopped) == self._world
         return bool(odd or untold or stands_still or self._failed or self._halted)
@@ -126,6 +128,12 @@ class Heard:
                 self._non_finite.append(event)
             case Stopped():
                 self._stopped.add(rank)
+            case Finished():
+                self._finished.add(rank)
+
+    def _is_early(self, rank: int) -> bool:
+        """Whether it ended before it was done; a program that exits may well do so with code 0."""
+        return self._exits[rank] != Exit(code=ExitCode.DONE) or rank not in self._finished
 
     def _commit(self, rank: int, line: StepCommitted) -> None:
         of_step = self._steps.setdefault(line.step, {})
@@ -153,7 +161,7 @@ class Heard:
                 f"stage {said.stage}). All is as it was after step {said.step - 1}."
             )
         for rank, exit_ in self._exits.items():
-            if rank not in self._failed and exit_.code not in (ExitCode.DONE, ExitCode.LEFT):
+            if rank not in self._failed and self._is_early(rank) and exit_.code != ExitCode.LEFT:
                 return _sentence(rank, exit_, tail(log_of(self._logs, rank)))
         if self._failed:
             return next(iter(self._failed.values())).message
@@ -168,7 +176,8 @@ class Heard:
 def _sentence(rank: int, exit_: Exit, log_tail: str) -> str:
     lines = [line for line in log_tail.splitlines() if line.strip()]
     last = f"; its last line: {lines[-1].strip()}" if lines else " and printed nothing"
-    return f"Rank {rank} ended with {exit_}{last}"
+    early = " before it was done" if exit_.code == ExitCode.DONE else ""
+    return f"Rank {rank} ended with {exit_}{early}{last}"
 
 
 def _numbers(line: StepCommitted) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from trainer import initial
 from trainer.checkpoint import LayerState, read_layers, write_marker, write_part
@@ -64,6 +65,8 @@ def run(spec: RunSpec, report: Report) -> None:
     model = Model.draw(program)
     whole = range(len(model.layers))
     stage = Stage(program, model, whole, spec.training, states, step=0, device=device)
+    if not stage.weights:
+        raise ProgramError("there is nothing to train: no layer has a parameter that is not frozen")
     size = min(spec.shape.micro_batch, spec.training.batch_size)
     costs = measure(
         program,
@@ -155,6 +158,8 @@ def build(program: LoadedProgram, seed: int) -> dict[int, LayerState]:
 def _refuse_without_value(layers: Sequence[nn.Module]) -> None:
     for index, layer in enumerate(layers):
         for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
+            if is_lazy(tensor):
+                raise ProgramError(f"layer {index}'s {name} has no size yet (Lazy…): say all sizes")
             if tensor.is_meta:
                 raise ProgramError(f"layer {index} gives its {name} no value: it is on meta")
         for name, parameter in layer.named_parameters():

@@ -58,11 +58,20 @@ class Dataset(Protocol):
 class Args(dict[str, Any]):
     """``spec.program.args`` as the program gets it: a dict whose keys can be read as attributes."""
 
+    def __missing__(self, name: str) -> Any:
+        raise MissingArgError(f"args has no {name!r}; it has: {', '.join(self) or 'nothing'}")
+
     def __getattr__(self, name: str) -> Any:
         try:
             return self[name]
-        except KeyError:
-            raise AttributeError(f"args has no {name!r}") from None
+        except KeyError as missing:
+            raise AttributeError(str(missing)) from None
+
+
+class MissingArgError(KeyError):
+    """A key that the job's args do not have; ``str()`` is a sentence, not its repr."""
+
+    __str__ = Exception.__str__
 
 
 @dataclass(frozen=True)
@@ -149,7 +158,9 @@ def blaming(what: str, home: Path) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         details = "".join(traceback.format_exception(error))[-4000:]
-        said = " ".join(str(error).split())[:300]
+        # A syntax error's text has the place too, in words of its own.
+        text = str(error.msg if isinstance(error, SyntaxError) else error)
+        said = " ".join(text.split())[:300]
         raised = type(error).__name__ + (f": {said}" if said else "")
         where = _where(error, home)
         raise ProgramError(

@@ -270,7 +270,8 @@ def _square_sum(flat: Tensor) -> Tensor:
     dtype = torch.promote_types(flat.dtype, torch.float32)
     norms = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1, dtype=dtype)
     rest = torch.linalg.vector_norm(flat[whole:], dtype=dtype)
-    return norms.double().square().sum() + rest.double().square()
+    total: Tensor = norms.double().square().sum() + rest.double().square()
+    return total
 
 
 def _ratio(total: float, weight: float) -> float:

@@ -26,7 +26,7 @@ from trainer.data import Batch
 from trainer.device import CPU, Device
 from trainer.dropout import Place
 from trainer.layerfile import Moments
-from trainer.links import Message
+from trainer.links import Message, tensors_in
 from trainer.program import LoadedProgram, LossSum, ProgramError
 
 _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -158,7 +158,13 @@ class Stage:
         """The user's loss of the last layer's output. Raises ProgramError."""
         self._seed(step, self.layer_count, micro_batch.number)
         with self.precision():
-            return self._program.loss(output, batch.tensors)
+            loss = self._program.loss(output, batch.tensors)
+        if torch.is_grad_enabled() and not loss.sum.requires_grad:
+            raise ProgramError(
+                "loss() gives a number that no weight has a part in: is something detached, turned "
+                "into a plain number, or computed under no_grad?"
+            )
+        return loss
 
     def precision(self) -> AbstractContextManager[Any]:
         """Autocast, when the job wants it."""
@@ -270,7 +276,7 @@ class Stage:
             _refuse_unknown(layer, index, states[index])
             made: dict[nn.Parameter, nn.Parameter] = {}
             for path, module in layer.named_modules(prefix=f"layers.{index}"):
-                for leaf, parameter in module._parameters.items():
+                for leaf, parameter in list(module._parameters.items()):
                     if parameter is None:
                         continue
                     if parameter not in made:
@@ -280,7 +286,7 @@ class Stage:
                             values[owner] = _value(states[index].parameters, name, parameter)
                         made[parameter] = nn.Parameter(values[owner], parameter.requires_grad)
                         self._train(index, owner, name, made[parameter])
-                    module._parameters[leaf] = made[parameter]
+                    setattr(module, leaf, made[parameter])  # a GRU, say, keeps a list of its own
                 for leaf, buffer in module._buffers.items():
                     if buffer is not None:
                         name = f"{path}.{leaf}"
@@ -355,9 +361,16 @@ def _handed_on(value: Any, index: int) -> Message:
     if isinstance(value, tuple) and all(isinstance(one, Tensor) for one in value):
         return tuple(_whole(one) for one in value)
     raise ProgramError(
-        f"layer {index} gives a {type(value).__name__}: it must give the next layer a tensor or a "
-        "tuple of tensors"
+        f"layer {index} gives {_kind(value)}: it must give the next layer a tensor or a flat tuple "
+        "of tensors"
     )
+
+
+def _kind(value: Any) -> str:
+    name = f"a {type(value).__name__}"
+    if isinstance(value, tuple | list):
+        name += f" of {', '.join(type(one).__name__ for one in value) or 'nothing'}"
+    return name
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -393,7 +406,10 @@ def _refuse_unknown(layer: nn.Module, index: int, state: LayerState) -> None:
 
 def _refuse_plain_tensors(module: nn.Module, index: int) -> None:
     for name, value in vars(module).items():
-        if isinstance(value, Tensor) and value.is_meta:
+        if name in ("_parameters", "_buffers", "_modules"):
+            continue
+        held = tensors_in(value) if isinstance(value, Tensor | list | tuple | dict) else []
+        if any(tensor.is_meta for tensor in held):
             raise ProgramError(
                 f"layer {index} keeps the tensor {name!r} as a plain attribute: "
                 "register it as a buffer, so that it has a value on every machine"

@@ -182,7 +182,9 @@ def test_a_program_that_fails_is_refused_before_anything_is_written(
         ("Plain()", "keeps the tensor 'table' as a plain attribute"),
         ("nn.Linear(3, 3, device='meta')", "gives its weight no value"),
         ("Infinite()", "layer 1's weight does not begin with finite numbers"),
-        ("nn.LSTM(3, 3)", "layer 1 gives"),
+        ("Listed()", "keeps the tensor 'tables' as a plain attribute"),
+        ("nn.LazyLinear(3)", "layer 1's weight has no size yet"),
+        ("nn.LSTM(3, 3)", "layer 1 gives a tuple of Tensor, tuple: it must give"),
         ("nn.Linear(4, 3)", "layer 1 raised RuntimeError"),
     ],
 )
@@ -203,6 +205,11 @@ class Plain(nn.Module):
     def forward(self, x):
         return x * self.table
 
+class Listed(Plain):
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.tables = [torch.ones(3)]
+
 class Infinite(nn.Linear):
     def __init__(self):
         super().__init__(3, 3)
@@ -219,14 +226,42 @@ def loss(output, batch): return output.mean()
     assert message in str(error.value)
 
 
-def test_a_model_without_anything_to_train_is_refused(tmp_path: Path) -> None:
+def test_a_module_that_keeps_a_list_of_its_weights_runs_with_those_that_are_loaded(
+    tmp_path: Path,
+) -> None:
     source = tmp_path / "own.py"
     source.write_text(
         "import torch\nfrom torch import nn\n"
-        "def layers(args): return [nn.Tanh(), nn.Tanh()]\n"
-        "def dataset(args): return [{'x': torch.ones(3)}] * 9\n"
+        "class Recurrent(nn.GRU):\n"
+        "    def forward(self, x): return super().forward(x)[0]\n"
+        "def layers(args): return [Recurrent(3, 3), nn.Linear(3, 1)]\n"
+        "def dataset(args): return [{'x': torch.ones(5, 3)}] * 9\n"
         "def inputs(batch): return batch['x']\n"
         "def loss(output, batch): return output.mean()\n"
     )
-    with pytest.raises(ProgramError, match="the backward pass raised RuntimeError"):
+    lines: list[Line] = []
+    first_weights.run(spec(tmp_path / "root", str(source)), lines.append)
+    assert any(isinstance(line, Finished) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("layers", "loss", "message"),
+    [
+        ("[nn.Tanh(), nn.Tanh()]", "output.mean()", "there is nothing to train: no layer has"),
+        ("[nn.Linear(3, 1).requires_grad_(False)]", "output.mean()", "there is nothing to train"),
+        ("[nn.Linear(3, 1)]", "output.detach().mean()", "a number that no weight has a part in"),
+    ],
+)
+def test_what_nothing_can_be_learnt_from_is_refused(
+    tmp_path: Path, layers: str, loss: str, message: str
+) -> None:
+    source = tmp_path / "own.py"
+    source.write_text(
+        "import torch\nfrom torch import nn\n"
+        f"def layers(args): return {layers}\n"
+        "def dataset(args): return [{'x': torch.ones(3)}] * 9\n"
+        "def inputs(batch): return batch['x']\n"
+        f"def loss(output, batch): return {loss}\n"
+    )
+    with pytest.raises(ProgramError, match=message):
         first_weights.run(spec(tmp_path, str(source)), lambda _: None)

@@ -135,7 +135,7 @@ def test_an_environment_below_the_programs_folder_is_not_the_users_code(tmp_path
 
 
 def test_a_syntax_error_names_its_line(tmp_path: Path) -> None:
-    with pytest.raises(ProgramError, match=r"importing own\.py raised SyntaxError.*\(own\.py:2\)"):
+    with pytest.raises(ProgramError, match=r"SyntaxError: '\(' was never closed \(own\.py:2\)$"):
         wrote(tmp_path, "x = 1\ndef layers(args:\n")
 
 
@@ -223,6 +223,20 @@ def test_args_are_read_as_keys_or_attributes() -> None:
     assert len(program("tied", blocks=1).layers()) == 3
     loaded = program("mlp", width=3)
     assert isinstance(first := loaded.layers()[0], nn.Linear) and first.in_features == 3
+
+
+@pytest.mark.parametrize("asked", ["args['depth']", "args.depth"])
+def test_an_argument_that_is_missing_is_named_beside_those_that_are_there(
+    tmp_path: Path, asked: str
+) -> None:
+    (tmp_path / "own.py").write_text(
+        f"def layers(args): return {asked}\ndef dataset(args): ...\ndef loss(output, batch): ...\n"
+    )
+    own = load(Program(source=str(tmp_path / "own.py"), args={"width": 3, "rate": 0.1}))
+    with pytest.raises(
+        ProgramError, match=r"Error: args has no 'depth'; it has: width, rate \(own"
+    ):
+        own.layers()
 
 
 def test_a_random_dataset_is_the_same_on_every_node() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from agent.launcher import Exit
 from agent.solo import Heard, SoloError, log_of
-from trainer.contract.progress import ExitCode, Failed, Halted, Line, StepCommitted
+from trainer.contract.progress import ExitCode, Failed, Finished, Halted, Line, StepCommitted
 
 
 def step(number: int, *, loss: float | None = 2.5, seconds: float = 0.1) -> StepCommitted:
@@ -45,7 +45,8 @@ def test_ranks_that_disagree_end_the_run(tmp_path: Path) -> None:
 
 
 def test_a_run_is_well_only_when_every_rank_is_done_and_has_told_every_step(tmp_path: Path) -> None:
-    ends = ((0, Exit(code=0)), (1, Exit(code=0)))
+    done = Finished(step=1)
+    ends = ((0, done), (1, done), (0, Exit(code=0)), (1, Exit(code=0)))
     assert not hearing(tmp_path, (0, step(1)), (1, step(1)), *ends)[0].in_trouble
     untold = hearing(tmp_path, (0, step(1)), *ends)[0]
     assert untold.in_trouble and "step 1" in untold.why()
@@ -59,6 +60,7 @@ def test_a_run_is_well_only_when_every_rank_is_done_and_has_told_every_step(tmp_
         ([(0, HALTED), (0, PEER_LOST), (0, Exit(code=22))], PEER_LOST.message),
         ([(1, HALTED)], "Rank 1 halted after step 3: a peer reset the connection"),
         ([(1, Exit(code=20)), (0, Exit(code=20))], "The ranks left before their end."),
+        ([(1, Exit(code=0))], "Rank 1 ended with code 0 before it was done and printed nothing"),
     ],
 )
 def test_the_cause_is_told_and_not_its_effects(
