@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from pydantic import ValidationError
 
 from agent import solo
 from agent.launcher import LaunchError, Zygote
+from agent.logs import next_chunk
 from trainer.contract.checkpoints import FolderName
 from trainer.contract.listing import complete, scan, to_resume
 from trainer.contract.progress import Evaluated, Inspected, Line, SaveFailed, StepCommitted
@@ -42,6 +43,8 @@ from trainer.contract.spec import (
 from trainer.contract.topology import check_cuts, even_cuts, micro_batches
 
 _HOST = "127.0.0.1"
+_LOOK_SECONDS = 0.1
+"""Between two looks at the logs."""
 
 
 class TryError(Exception):
@@ -84,6 +87,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--checkpoint-dir", type=Path, help="keep checkpoints below this folder")
     parser.add_argument("--resume", metavar="STEP", help="a step in --checkpoint-dir, or `newest`")
     parser.add_argument("--json", action="store_true", help="one JSON object a step")
+    parser.add_argument("--logs", action="store_true", help="what ranks print, on standard error")
     parser.add_argument("--zygote-fd", type=int, help="an inherited socket to a warm zygote")
     options = parser.parse_args()
     if options.resume and not options.checkpoint_dir:
@@ -122,6 +126,8 @@ async def _try(options: argparse.Namespace) -> None:
             async with contextlib.AsyncExitStack() as ending:
                 zygote = await _zygote(options.zygote_fd)
                 ending.push_async_callback(zygote.close)
+                if options.logs:
+                    await ending.enter_async_context(_shown(Path(temporary)))
                 hear = partial(_hear, options.json)
                 run = _Run(request, job, root, Path(temporary), hear, agreed, zygote)
                 await run.train(shape, start or await run.first_weights(shape.micro_batch))
@@ -129,6 +135,31 @@ async def _try(options: argparse.Namespace) -> None:
             raise TryError(str(error)) from error
     if options.checkpoint_dir:
         print(f"Checkpoints are in {root}", file=sys.stderr)
+
+
+@contextlib.asynccontextmanager
+async def _shown(logs: Path) -> AsyncIterator[None]:
+    """Inside, what ranks print goes to standard error as it comes, the rest of it at the end."""
+    offsets: dict[Path, int] = {}
+
+    def show(*, is_over: bool) -> None:
+        for log in sorted(logs.glob("rank-*.log")):
+            while chunk := next_chunk(log, offsets.get(log, 0), is_whole=is_over):
+                offsets[log] = chunk.end
+                for line in chunk.text.splitlines():
+                    print(f"[{log.stem}] {line}", file=sys.stderr)
+
+    async def keep_showing() -> None:
+        while True:
+            show(is_over=False)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    showing = asyncio.create_task(keep_showing())
+    try:
+        yield
+    finally:
+        showing.cancel()
+        show(is_over=True)
 
 
 async def _zygote(descriptor: int | None) -> Zygote:

@@ -70,6 +70,9 @@ def try_(
         str | None,
         typer.Option(metavar="STEP", help="Go on from this step in --checkpoint-dir, or `newest`."),
     ] = None,
+    logs: Annotated[
+        bool, typer.Option("--logs", help="Show what the program prints, rank by rank.")
+    ] = False,
     set_: Set = None,
     json_: AsJson = False,
 ) -> None:
@@ -93,7 +96,8 @@ def try_(
             checkpoint_dir=folder,
             resume=resume,
         )
-        raise typer.Exit(run("agent.local", *arguments, *(["--json"] if json_ else [])))
+        switches = [*(["--json"] if json_ else []), *(["--logs"] if logs else [])]
+        raise typer.Exit(run("agent.local", *arguments, *switches))
 
 
 def schedule(

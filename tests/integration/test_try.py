@@ -104,6 +104,15 @@ def test_it_evaluates_on_held_out_samples(tmp_path: Path) -> None:
     assert [(one["step"], one["samples"]) for one in found] == [(3, 10), (4, 10)]
 
 
+def test_what_the_program_prints_is_shown_when_that_is_asked_for(tmp_path: Path) -> None:
+    text = (PROGRAMS / "mlp.py").read_text()
+    (tmp_path / "own.py").write_text(f"print('hello there')\n{text}")
+    own = str(tmp_path / "own")
+    code, steps, said = tried(tmp_path, "--shape", "2x1", "--logs", program=own, steps=2)
+    assert (code, len(steps)) == (0, 2)
+    assert set(said.splitlines()) == {"[rank-0] hello there", "[rank-1] hello there"}
+
+
 def test_a_step_that_is_not_finite_ends_it_with_a_sentence(tmp_path: Path) -> None:
     args = {"how": "loss", "sample": 0, "samples": 24}
     code, steps, said = tried(tmp_path, "--shape", "2x1", program="spoilt", args=args)
