@@ -66,8 +66,11 @@ class Look:
         return marks
 
     def quarantines(self) -> list[QuarantineNode | ReleaseNode]:
-        """Who is set aside from here on, and who is not any more."""
-        found = list(verdicts(self.world, self.now, self.rules))
+        """Who is set aside from here on, and who is not any more. Whom this look has lost is judged
+        when it is back.
+        """
+        judged = verdicts(self.world, self.now, self.rules)
+        found = [verdict for verdict in judged if verdict.node in self.pool.alive]
         for verdict in found:
             if isinstance(verdict, QuarantineNode):
                 self.pool.set_aside(verdict)

@@ -42,6 +42,22 @@ def test_a_node_that_comes_and_goes_is_set_aside_with_a_sentence() -> None:
     assert verdict.because == "vm-1 was lost 3 times in 5 m; set aside for 60 s."
 
 
+def test_a_node_that_is_lost_in_the_look_that_would_judge_it_is_judged_when_it_is_back() -> None:
+    """Lost once too often, or its time being served."""
+    cluster = Cluster(nodes=3)
+    cluster.settle()
+    cluster.losses["vm-1"] = (cluster.now,) * 3
+    cluster.quarantine("vm-1", Quarantine("", 0.0, 0.0, 1, is_over=True))
+    cluster.quarantine("vm-2", Quarantine("it broke", cluster.now, cluster.now + 1, 1))
+    cluster.freeze("vm-1", "vm-2")
+    cluster.pass_time(5.1)
+    cluster.settle()
+    assert list(cluster.nodes) == ["vm-0"]
+    cluster.join("vm-1")
+    (verdict,) = verdicts(cluster)
+    assert isinstance(verdict, QuarantineNode) and verdict.node == "vm-1"
+
+
 def test_what_a_node_did_long_ago_does_not_count() -> None:
     cluster = Cluster(nodes=2)
     flap(cluster, "vm-1", times=2)
