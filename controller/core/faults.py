@@ -57,7 +57,7 @@ def _first_failure(
                 continue
             if now < at + rules.coalesce:
                 return None
-        if _others_may_fail_too(generation, seat) and now < at + rules.verdict_patience:
+        if now < at + _patience(generation, seat, fault, rules):
             return None
         return replace(fault, blamed=_alone(generation, seat, steps)) if fault.charged else fault
     return None
@@ -103,15 +103,18 @@ def _failure(generation: Generation, seat: Seat, steps: int) -> Fault | None:
     return None
 
 
-def _others_may_fail_too(generation: Generation, failed: Seat) -> bool:
-    """Whether it failed where no rank waits for another, and others have not got past there yet:
-    is it the program, or this node?
+def _patience(generation: Generation, failed: Seat, fault: Fault, rules: Rules) -> float:
+    """How long to wait for the others, if they may fail too: is it the program, or this node? Where
+    no rank waits for another, until they are past there; else until they stand still, which they do
+    as soon as they miss who failed.
     """
-    others = (seat for seat in generation.seats if seat.node != failed.node)
+    others = [s for s in generation.seats if s.node != failed.node and not _failed_at(s)]
+    awaited = [seat for seat in others if not seat.halted]
     early = (Phase.SETUP, Phase.BOOT, Phase.PROGRAM)
-    return failed.phase in early and any(
-        seat.phase in (None, *early) and not _failed_at(seat) and not seat.halted for seat in others
-    )
+    if failed.phase in early:
+        may_fail = any(seat.phase in (None, *early) for seat in awaited)
+        return rules.verdict_patience if may_fail else 0.0
+    return rules.coalesce if fault.charged and awaited else 0.0
 
 
 def _alone(generation: Generation, failed: Seat, steps: int) -> str | None:

@@ -20,6 +20,7 @@ from tests.unit.controller.planner.pipelines import DATA
 pytestmark = [pytest.mark.integration, pytest.mark.soak, pytest.mark.timeout(1200)]
 
 SPEED = 60.0
+MAX_RESTARTS = 3
 TRACE = DATA / "oobleck_p3_scaled.csv"
 """AWS p3 over 11.4 hours, at 85 moments of which some of 15 to 30 VMs were taken."""
 
@@ -41,7 +42,7 @@ def test_no_loss_of_a_day_on_spot_vms_is_charged_to_the_program(tmp_path: Path) 
             fleet.kill(*change.left)
             if change is changes[0]:
                 submit(user, tmp_path, nodes="1..32", batch_size=128, steps=1_000_000,
-                       plan={"micro_batch": 2}, recovery={"max_restarts": 3})  # fmt: skip
+                       plan={"micro_batch": 2}, recovery={"max_restarts": MAX_RESTARTS})  # fmt: skip
             assert not job(user).state.is_over, job(user).message
         until(lambda: job(user).state is JobState.RUNNING, 60)
         step = job(user).step
@@ -50,5 +51,5 @@ def test_no_loss_of_a_day_on_spot_vms_is_charged_to_the_program(tmp_path: Path) 
         assert Reason.PROGRAM_ERROR not in ended and Reason.NODE_LOST in ended
         recovered = items(user, "recoveries?limit=1000", RecoveryView)
         print(f"{losses} moments of loss, {len(recovered)} recoveries, step {step}")
-        assert len(recovered) > losses / 2
+        assert len(recovered) > 10 * MAX_RESTARTS, "the others met spares, or each other"
         assert ledger(user).samples_committed_once

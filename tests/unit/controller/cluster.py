@@ -553,10 +553,14 @@ class Cluster:
     def fail(
         self, rank: int, code: ExitCode, message: str = "it broke", job_id: str = "job_a"
     ) -> None:
-        """A trainer says why it cannot go on, and exits."""
+        """A trainer says why it cannot go on, and exits; peers in a step miss it at once."""
         end = Exit(code=int(code), signal=None, log_tail="", at=self.now)
         failed = Failed(code=code, message=message)
         self._change_seat(job_id, rank, failed=failed, failed_at=self.now, exit=end)
+        for seat in self.generation(job_id).seats:
+            is_there = seat.incarnation not in self.mute and not (seat.exit or seat.halted)
+            if is_there and seat.phase is Phase.STEP:
+                self.halt(job_id, seat.rank, rank)
 
     def enter(self, rank: int, phase: Phase, job_id: str = "job_a") -> None:
         """A trainer begins a phase."""

@@ -362,6 +362,24 @@ def test_seats_are_dealt_anew_after_a_failure_so_that_a_bad_layer_blames_nobody_
     assert not cluster.quarantines
 
 
+def test_an_error_of_all_ranks_at_one_step_blames_nobody_though_one_is_heard_of_first() -> None:
+    cluster = running(2)
+    cluster.exit(1, code=ExitCode.PROGRAM_ERROR)
+    assert not ends(cluster), "the other stands still at once, or fails as well"
+    cluster.pass_time(0.2)
+    cluster.exit(0, code=ExitCode.PROGRAM_ERROR)
+    (end,) = ends(cluster)
+    assert end.charged and end.blamed is None
+
+
+def test_who_neither_fails_nor_stands_still_is_not_waited_for_long() -> None:
+    cluster = running(2)
+    cluster.exit(1, code=ExitCode.PROGRAM_ERROR)
+    cluster.pass_time(0.3)
+    (end,) = ends(cluster)
+    assert end.blamed == cluster.generation().seats[1].node
+
+
 def test_a_node_alone_in_its_generation_is_not_blamed() -> None:
     cluster = running(1, submitted=job(nodes="1"))
     fail_on(cluster, "vm-0")

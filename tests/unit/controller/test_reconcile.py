@@ -464,6 +464,7 @@ def test_pauses_double_and_progress_resets_them() -> None:
     cluster = running(4, submitted=job(recovery={"max_restarts": 9}))
     for pause, how in (("1 s", "one way"), ("2 s", "another"), ("4 s", "a third")):
         cluster.fail(0, ExitCode.PROGRAM_ERROR, how)
+        cluster.pass_time(0.3)
         cluster.settle()
         assert the_job(cluster).message.endswith(f"follows in {pause}.")
         cluster.pass_time(4)
@@ -518,6 +519,7 @@ def test_a_signal_just_before_its_vm_is_lost_is_not_charged() -> None:
 def test_leaving_early_with_code_0_is_the_programs_error() -> None:
     cluster = running(4)
     cluster.exit(1, code=0, log_tail="bye\n")
+    cluster.pass_time(0.3)
     (end,) = ends(cluster)
     assert end.charged and "exited with code 0: bye" in end.because
 
