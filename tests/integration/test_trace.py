@@ -41,8 +41,10 @@ def test_no_loss_of_a_day_on_spot_vms_is_charged_to_the_program(tmp_path: Path) 
             fleet.add(*change.joined)
             fleet.kill(*change.left)
             if change is changes[0]:
-                submit(user, tmp_path, nodes="1..32", batch_size=128, steps=1_000_000,
-                       plan={"micro_batch": 2}, recovery={"max_restarts": MAX_RESTARTS})  # fmt: skip
+                submit(
+                    user, tmp_path, nodes="1..32", batch_size=128, steps=1_000_000,
+                    plan={"micro_batch": 2}, recovery={"max_restarts": MAX_RESTARTS},
+                )  # fmt: skip
             assert not job(user).state.is_over, job(user).message
         until(lambda: job(user).state is JobState.RUNNING, 60)
         step = job(user).step
