@@ -55,6 +55,10 @@ class Settings(BaseSettings):
     bounds: Bounds = Bounds()
     """Seconds that each phase of a trainer may take: ``VARUNA_BOUNDS='{"step": 600}'``."""
     look_deadline: float = Field(default=10.0, gt=0)
+    slow_lapses: float = Field(default=600.0, gt=0)
+    """A node that is spared because it was slow is tried again so many seconds after; twice as long
+    each time that it was slow again.
+    """
     max_launches_without_progress: int = Field(default=6, ge=1)
     max_offline: float = Field(default=3600.0, gt=0)
     tick: float = Field(default=0.25, gt=0)
@@ -99,5 +103,6 @@ class Settings(BaseSettings):
             coalesce=self.coalesce,
             bounds=self.bounds,
             look_deadline=self.look_deadline,
+            slow_lapses=self.slow_lapses,
             max_launches_without_progress=self.max_launches_without_progress,
         )

@@ -114,6 +114,11 @@ def recovery(view: RecoveryView) -> str:
     return f"{move}; resumed from step {view.resumed_from:,} ({', '.join(cost)})"
 
 
+def slow(node: NodeView) -> str:
+    """``slow 1.60×``; empty: it is not."""
+    return f"slow {node.slow:.2f}×" if node.slow else ""
+
+
 def quarantine(node: NodeView) -> str:
     """Why it is not used; empty: it may be."""
     return node.quarantine.because if node.quarantine else ""

@@ -10,7 +10,6 @@ weights are loaded back as a trainer would: what cannot be trained is refused he
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -120,12 +119,8 @@ def _probe(spec: RunSpec, report: Report) -> Probed | None:
     if spec.shape.world == 1 or spec.glance:
         return None
     report(PhaseBegun(phase=Phase.RENDEZVOUS))
-    began = time.monotonic()
     try:
-        groups = meet(spec, ())
-        met = time.monotonic() - began
-        probed = probe(spec, groups)
-        return replace(probed, rendezvous_seconds=met) if probed else None
+        return probe(spec, meet(spec, ()))
     except PeerLostError:
         return None
     finally:

@@ -64,6 +64,7 @@ def measure(
         timed = {size: _time(program, stage, fetch(size), passes=1)}
     else:
         timed = _time_sizes(program, stage, fetch, size)
+    fetching = _time_fetching(program, stage, fetch, size)
     rate, copies = _step_a_copy(program, stage)
     at_size = {one: _at_size(layers, one) for one, layers in timed.items()}
     smaller = sorted(one for one in timed if one != size)
@@ -86,6 +87,7 @@ def measure(
         ),
         tied=tuple(dict.fromkeys(ties)),
         measured_seconds=time.monotonic() - began,
+        fetch_seconds=fetching,
         optimizer_bytes_per_second=rate,
         state_copies=copies,
         jitter=Scatter(compute=_scatter(timed[size])),
@@ -166,6 +168,19 @@ def _time_sizes(
     return timed
 
 
+def _time_fetching(
+    program: LoadedProgram, stage: Stage, fetch: Callable[[int], Batch], size: int
+) -> float:
+    """Getting a sample out of the dataset and into a batch, as the first stage does it."""
+    seconds = []
+    with _OwnClock(stage.device) as clock:
+        for _ in range(FEWEST_PASSES):
+            began = clock.seconds()
+            program.inputs(fetch(size).tensors)
+            seconds.append(clock.seconds() - began)
+    return max(0.0, median(seconds)) / size
+
+
 def _time(
     program: LoadedProgram, stage: Stage, batch: Batch, passes: int = MOST_PASSES
 ) -> list[_Timed]:
@@ -198,17 +213,17 @@ def _pass(
     for timed, (index, layer) in zip(layers, stage.layers.items(), strict=True):
         is_last = index == stage.layer_count - 1
         with (
-            program.blaming(f"layer {index}", index),
             stage.device.hosting(layer),
             stage.precision(),
             _saving(layer, watched) as saved,
         ):
             began = clock.seconds()
-            output = layer(value)
+            output = stage.forward_layer(index, value, 1, MicroBatch(0, 0, len(batch.ids)))
             ends = [_loss(stage, output, batch)] if is_last else _with_graph(output)
             between = clock.seconds()
             if ends:
-                torch.autograd.backward(ends, [torch.ones_like(end) for end in ends])
+                with program.blaming(f"the backward pass of layer {index}", index):
+                    torch.autograd.backward(ends, [torch.ones_like(end) for end in ends])
             ended = clock.seconds()
         timed.forward.append(between - began)
         timed.backward.append(ended - between)

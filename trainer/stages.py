@@ -137,22 +137,25 @@ class Stage:
     # --- computing ----------------------------------------------------------------------------
 
     def forward(self, inputs: Any, step: int, micro_batch: MicroBatch) -> Any:
-        """Run all layers on one micro-batch. Raises ProgramError.
+        """Run all layers on one micro-batch. Raises ProgramError."""
+        value = inputs
+        with self.precision():
+            for index in self.layers:
+                value = self.forward_layer(index, value, step, micro_batch)
+        return value
+
+    def forward_layer(self, index: int, value: Any, step: int, micro_batch: MicroBatch) -> Any:
+        """Run one of them. Raises ProgramError.
 
         The generator is seeded before each layer, so that any stage, now or in a recompute, draws
         the same numbers. Between layers tensors and their gradients are made contiguous: then a
         kernel sees the same memory whether a cut lies there or not.
         """
-        value = inputs
-        with self.precision():
-            for index, layer in self.layers.items():
-                self._seed(step, index, micro_batch.number)
-                dropout.enter(Place(self._training.seed, step, index, micro_batch.start))
-                with self._program.blaming(f"layer {index}", index):
-                    value = self._run(index, layer, value)
-                if index < self.layer_count - 1:
-                    value = _handed_on(value, index)
-        return value
+        self._seed(step, index, micro_batch.number)
+        dropout.enter(Place(self._training.seed, step, index, micro_batch.start))
+        with self._program.blaming(f"layer {index}", index):
+            value = self._run(index, self.layers[index], value)
+        return _handed_on(value, index) if index < self.layer_count - 1 else value
 
     def loss(self, output: Any, batch: Batch, step: int, micro_batch: MicroBatch) -> LossSum:
         """The user's loss of the last layer's output. Raises ProgramError."""

@@ -417,6 +417,8 @@ class NodeView(View):
     """When it will be taken, as it was told."""
     quarantine: QuarantineView | None = None
     """It is set aside."""
+    slow: float | None = None
+    """It is slow: its tasks take so many times what they take on others. Plans spare it."""
 
 
 class EventView(View):

@@ -120,7 +120,15 @@ async def stream(
 
 
 def _steady(node: schemas.NodeView) -> tuple[object, ...]:
-    said = node.state, node.suspect, node.job, node.ranks, node.quarantine, node.leaves_at
+    said = (
+        node.state,
+        node.suspect,
+        node.job,
+        node.ranks,
+        node.quarantine,
+        node.slow,
+        node.leaves_at,
+    )
     return node.name, node.incarnation, *said
 
 

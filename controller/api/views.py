@@ -221,6 +221,7 @@ def _node_view(row: Any, seated: Sequence[Any], presence: Presence, now: float) 
         heard_at=moment(heard),
         heard_seconds_ago=max(0.0, now - heard),
         gone_at=moment_or_none(row.gone_at),
+        slow=row.slow["factor"] if row.slow and row.slow["over_at"] is None else None,
     )
 
 

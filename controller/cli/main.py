@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from controller.cli import chaos, demo, jobs, local, plans, watch
+from controller.cli import chaos, costs, demo, jobs, local, plans, plays, watch
 from controller.cli.options import Connection
 from controller.client import output
 from controller.client.rest import FAILURE, CliError
@@ -52,7 +52,7 @@ def _global_options(
 for _verb in (local.serve, demo.demo, jobs.submit, jobs.validate, jobs.init, jobs.jobs, jobs.status,
               watch.logs, watch.events, watch.nodes, jobs.evict, jobs.cancel, jobs.pause,
               jobs.resume, jobs.save, jobs.wait,
-              local.schedule, plans.plan, plans.simulate, plans.simulate_step, plans.profile,
+              local.schedule, plans.plan, plays.simulate, plays.simulate_step, costs.profile,
               chaos.chaos):  # fmt: skip
     app.command()(_verb)
 app.command("try")(local.try_)

@@ -16,6 +16,13 @@ Set = Annotated[
     typer.Option("--set", metavar="FIELD=VALUE", help="Override a field: checkpoint.every=5m."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, as REST answers it.")]
+DevicesPerNode = Annotated[int, typer.Option(min=1, max=64)]
+Memory = Annotated[
+    float, typer.Option(min=0, max=1e6, metavar="GB", help="Of the smallest device; 0: any.")
+]
+Price = Annotated[
+    float | None, typer.Option(min=0, max=1e6, metavar="USD", help="Of a node for an hour.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Keep showing, until it is over.")]
 

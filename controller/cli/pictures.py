@@ -51,7 +51,7 @@ def nodes_table(found: Sequence[NodeView]) -> RenderableType:
     rows: list[Row] = [
         [
             node.name,
-            output.state(node.state, words.NODE_GLYPH[node.state]),
+            _node_state(node),
             node.job_name or words.quarantine(node) or words.NOTHING,
             words.node_ranks(node),
             f"{node.devices} {node.device_kind}",
@@ -63,6 +63,11 @@ def nodes_table(found: Sequence[NodeView]) -> RenderableType:
         for node in found
     ]
     return output.table(columns, rows)
+
+
+def _node_state(node: NodeView) -> Text:
+    state = output.state(node.state, words.NODE_GLYPH[node.state])
+    return Text.assemble(state, f", {words.slow(node)}") if node.slow else state
 
 
 def picture(controller: Controller, job: JobView) -> RenderableType:

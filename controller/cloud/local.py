@@ -138,10 +138,6 @@ class LocalFleet:
             self._fork_zygote(name, theirs)
         return ours
 
-    def price(self) -> float | None:
-        """This machine is paid for."""
-        return None
-
     def _start_node(self, name: str) -> _Node:
         state = self._folder / name
         state.mkdir(parents=True, exist_ok=True)

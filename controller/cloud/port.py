@@ -33,7 +33,3 @@ class Cloud(Protocol):
     def list(self) -> tuple[Machine, ...]:
         """All machines that were asked for."""
         ...
-
-    def price(self) -> float | None:
-        """USD per machine and hour; None: unknown."""
-        ...

@@ -6,6 +6,7 @@ Each is recorded fenced and carried out idempotently by the reconciler.
 from dataclasses import dataclass
 
 from controller.core.states import GenerationState, JobState, NodeState, Reason
+from controller.core.world import Slowness
 from trainer.contract.costs import LayerCosts
 from trainer.contract.progress import Ballot
 from trainer.contract.spec import ResumedFrom, RunKind, Shape
@@ -40,6 +41,16 @@ class ReleaseNode:
     """The time is served: the node of this name may be used again."""
 
     node: str
+    because: str
+
+
+@dataclass(frozen=True)
+class MarkSlow:
+    """Remember of the incarnation that it is slow, or was."""
+
+    node: str
+    incarnation: str
+    slow: Slowness
     because: str
 
 
@@ -245,6 +256,7 @@ Action = (
     MarkNode
     | QuarantineNode
     | ReleaseNode
+    | MarkSlow
     | PlanGeneration
     | Launch
     | DumpStacks

@@ -6,28 +6,24 @@ that are set aside only to a job that would be below its fewest without, and no 
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 
-from controller.core.actions import QuarantineNode, SeatAt
+from controller.core.actions import QuarantineNode
 from controller.core.jobspec import JobSpec
 from controller.core.liveness import is_answering, is_leaving, is_silent
 from controller.core.quarantine import is_set_aside, last_resorts
+from controller.core.seating import NOBODY, Slow, devices_of, is_slow
 from controller.core.states import JobState
 from controller.core.world import Job, Node, Quarantine, Rules, World
 from controller.planner.choose import Choice, NoPlan, choose, planner_of
-from controller.planner.place import place
 from controller.planner.problem import Depths, Problem
 from controller.planner.shapes import auto_micro_batch
-from trainer.contract.spec import Shape
 
-MOST_PROBING = 4
-"""Ranks that measure together before the first launch."""
-Slow = Mapping[tuple[str, str], float]
-"""Nodes (incarnations) that are slow, and by what factor."""
-NOBODY: Slow = {}
+_MOST_SLOW = 2
+"""Slow nodes that a plan tries to make use of."""
 
 
 def by_turn(jobs: Iterable[Job]) -> list[Job]:
@@ -87,12 +83,12 @@ class Pool:
         return [n for n in self._for(job) if self.is_aside(n)]
 
     def offer(self, job: Job) -> tuple[Node, ...]:
-        """What ``job`` could launch on now, at most its most, of one device kind; in the order of
-        their names, the last resorts last.
+        """What ``job`` could launch on now, at most its most, of one device kind, slow ones only
+        where there are too few others; in the order of their names, the last resorts last.
         """
         nodes = [n for n in self._within_reach(job) if n.name in self._answering]
         first = sorted(nodes, key=lambda n: (self._holder.get(n.name) != job.id, _natural(n.name)))
-        chosen = sorted(first, key=self.is_aside)[: job.spec.nodes.max]
+        chosen = sorted(first, key=lambda n: (self.is_aside(n), is_slow(n)))[: job.spec.nodes.max]
         return tuple(sorted(chosen, key=lambda n: (self.is_aside(n), _natural(n.name))))
 
     def could_answer(self, job: Job) -> int:
@@ -138,61 +134,33 @@ class Pool:
         return found[: max(0, job.spec.nodes.min - len(standing))]
 
 
-def devices_of(job: Job, node: Node) -> int:
-    """How many of its devices ``job`` uses."""
-    wanted = job.spec.devices_per_node
-    return node.devices if wanted == "auto" else min(wanted, node.devices)
-
-
-def seats(job: Job, nodes: Sequence[Node], shape: Shape) -> tuple[SeatAt, ...]:
-    """Rank by rank over the nodes' devices: a replica's stages sit together, replicas apart."""
-    spots = place(shape.depth, shape.replicas, [devices_of(job, node) for node in nodes])
-    return tuple(SeatAt(nodes[n].name, nodes[n].incarnation, device) for n, device in spots)
-
-
-def in_seating_order(
-    nodes: Sequence[Node], slow: Slow = NOBODY, aside: Collection[Node] = ()
-) -> tuple[Node, ...]:
-    """Zone by zone, so that a replica keeps to one; then who is set aside; the slow ones last."""
-    zones = list(dict.fromkeys(node.zone for node in nodes))
-
-    def turn(node: Node) -> tuple[float, bool, int]:
-        factor = slow.get((node.name, node.incarnation), 0.0)
-        return factor, node in aside, zones.index(node.zone)
-
-    return tuple(sorted(nodes, key=turn))
-
-
-def probing_seats(job: Job, nodes: Sequence[Node]) -> tuple[SeatAt, ...]:
-    """Who builds the model, first, and a few who help it measure links: a second device of its
-    node, and other nodes.
-    """
-    builder, *others = nodes
-    near = min(devices_of(job, builder), 2 if others else MOST_PROBING)
-    places = [SeatAt(builder.name, builder.incarnation, device) for device in range(near)]
-    places += [SeatAt(node.name, node.incarnation, 0) for node in others]
-    return tuple(places[:MOST_PROBING])
-
-
 def choice_for(job: Job, nodes: Sequence[Node], slow: Slow = NOBODY) -> Choice | NoPlan | None:
     """The planner's answer for ``nodes``; None while nobody has measured the program.
 
-    Where the job's micro-batch fits no more, and the user leaves it to us, a smaller one. A slow
-    node is left out, or holds the last stage with fewer layers, whichever makes a step shorter.
+    Where the job's micro-batch fits no more, and the user leaves it to us, a smaller one. Slow
+    nodes are left out, or the least slow of them hold fewer layers, whichever makes a step shorter.
     """
     if job.costs is None:
         return None
-    lame = [node for node in nodes if (node.name, node.incarnation) in slow]
-    fast = [node for node in nodes if node not in lame]
+    fast, lame = _by_pace(nodes, slow)
     if not lame or not fast:
         return _choice(job, nodes)
-    without = _choice(job, fast)
-    factor = max(slow[node.name, node.incarnation] for node in lame)
-    devices = sum(devices_of(job, node) for node in nodes)
-    last = planner_of(problem_of(job, nodes)).choose_with_slow_last(devices, factor)
-    if last is None or (isinstance(without, Choice) and without.seconds <= last.seconds):
-        return without
-    return last
+    without, planner = _choice(job, fast), planner_of(problem_of(job, nodes))
+    found = [without] if isinstance(without, Choice) else []
+    for count in range(1, 1 + min(len(lame), _MOST_SLOW)):
+        used = (*fast, *lame[:count])
+        devices = tuple(devices_of(job, node) for node in used)
+        factors = tuple(slow.get((node.name, node.incarnation), 1.0) for node in used)
+        if choice := planner.choose_with_slow(devices, factors):
+            found.append(choice)
+    return min(found, key=lambda choice: choice.seconds) if found else without
+
+
+def _by_pace(nodes: Iterable[Node], slow: Slow) -> tuple[list[Node], list[Node]]:
+    """Who is fast, and who is slow, the least slow first."""
+    fast = [node for node in nodes if (node.name, node.incarnation) not in slow]
+    lame = [node for node in nodes if (node.name, node.incarnation) in slow]
+    return fast, sorted(lame, key=lambda node: slow[node.name, node.incarnation])
 
 
 def foresee(job: Job, nodes: Sequence[Node]) -> bool:

@@ -24,6 +24,8 @@ class EventType(StrEnum):
     NODE_EVICTED = "node_evicted"
     NODE_QUARANTINED = "node_quarantined"
     NODE_RELEASED = "node_released"
+    NODE_SLOW = "node_slow"
+    NODE_AS_FAST_AGAIN = "node_as_fast_again"
     EVICTION_DRILL = "eviction_drill"
     JOB_UNKNOWN = "job_unknown"
     GENERATION_ADOPTED = "generation_adopted"

@@ -109,7 +109,7 @@ def hang_of(look: Look, job: Job, generation: Generation) -> Hang | None:
 def bound_of(phase: Phase, job: Job, generation: Generation, rules: Rules) -> float:
     """Seconds that ``phase`` may take."""
     bounds = rules.bounds
-    whole_state = salvage.predicted_seconds(job, 1, rules)
+    whole_state = salvage.predicted_seconds(job, 1)
     match phase:
         case Phase.SETUP:  # the agent sees to the bound, and says so
             return job.spec.setup_timeout + bounds.boot

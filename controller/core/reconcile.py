@@ -26,19 +26,13 @@ from controller.core.actions import (
     Launch,
     LearnCosts,
     MarkNode,
+    MarkSlow,
     MoveGeneration,
     QuarantineNode,
     ReleaseNode,
     SaveEvery,
 )
-from controller.core.assign import (
-    by_turn,
-    choice_for,
-    in_seating_order,
-    micro_batch_of,
-    probing_seats,
-    seats,
-)
+from controller.core.assign import by_turn, choice_for, micro_batch_of
 from controller.core.budget import strain
 from controller.core.ending import Actions, close, end, follow, hold, say, succeed, take_up
 from controller.core.failing import of_not_finite
@@ -48,6 +42,7 @@ from controller.core.learning import learned
 from controller.core.look import Look
 from controller.core.period import has_moved, period_of
 from controller.core.quarantine import set_aside, turned
+from controller.core.seating import in_seating_order, probing_seats, seats, slow_among
 from controller.core.standstill import (
     drain,
     drained,
@@ -57,8 +52,14 @@ from controller.core.standstill import (
     stop_by,
 )
 from controller.core.states import GenerationState, JobState, Reason
-from controller.core.story import because_of, last_resorts_of, launch_sentence, loss_of
-from controller.core.stragglers import slow_before
+from controller.core.story import (
+    because_of,
+    last_resorts_of,
+    launch_sentence,
+    loss_of,
+    spared,
+)
+from controller.core.stragglers import verdicts
 from controller.core.wishes import room_to_grow, wish_of
 from controller.core.words import count, listed, seconds, times
 from controller.core.world import Checkpoint, Generation, Job, Node, Rules, World
@@ -75,15 +76,18 @@ def reconcile(world: World, now: float, rules: Rules) -> tuple[Decision, ...]:
     look = Look(world, now, rules)
     lost = _about_nodes(look.lost_idle_nodes())
     aside = _about_nodes(look.quarantines())
+    paces = _about_nodes(verdicts(look.pool.alive.values(), world.jobs, now, rules))
     decided = {job.id: _about(look, job) for job in by_turn(world.jobs)}
     for job in world.jobs:
         if decided[job.id] is None:
             decided[job.id] = _go_on(look, job)
     jobs = [Decision(id_, done, because_of(done)) for id_, done in decided.items() if done]
-    return (*lost, *aside, *jobs, *_about_nodes(look.settled_nodes()))
+    return (*lost, *aside, *paces, *jobs, *_about_nodes(look.settled_nodes()))
 
 
-def _about_nodes(marks: Iterable[MarkNode | QuarantineNode | ReleaseNode]) -> list[Decision]:
+def _about_nodes(
+    marks: Iterable[MarkNode | QuarantineNode | ReleaseNode | MarkSlow],
+) -> list[Decision]:
     return [Decision(None, (mark,), mark.because) for mark in marks]
 
 
@@ -134,16 +138,13 @@ def _prepare(look: Look, job: Job, planned: Generation) -> Actions:
         return succeed(look, job, found)
     if found is None and resume.has_trained(job):
         return _nothing_to_load(look, job, planned)
-    slow = slow_before(job, look.now, look.rules)
-    choice = choice_for(job, nodes, slow)
+    choice = choice_for(job, nodes, slow_among(nodes))
     if isinstance(choice, NoPlan):  # better a slow node than none
         choice = choice_for(job, nodes)
     if found is None or choice is None:
         return _launch_first_weights(look, job, planned, nodes)
     if isinstance(choice, Choice):
-        aside = [node for node in nodes if look.pool.is_aside(node)]
-        ordered = in_seating_order(turned(job.past, nodes), slow, aside)
-        return _launch(look, job, planned, ordered, choice, found)
+        return _launch(look, job, planned, nodes, choice, found)
     return end(look, job, Fault(Reason.NO_PLAN_FITS, False, choice.because))
 
 
@@ -210,12 +211,16 @@ def _launch(
     choice: Choice,
     found: Checkpoint,
 ) -> Actions:
-    seated = seats(job, nodes, choice.shape)
+    slow = slow_among(nodes)
+    aside = [node for node in nodes if look.pool.is_aside(node)]
+    ordered = in_seating_order(job, turned(job.past, nodes), choice.shape.depth, slow, aside)
+    seated = seats(job, ordered, choice.shape, slow)
     used = {(seat.node, seat.incarnation) for seat in seated}
     look.working |= used
     look.pool.take(job, (node for node in nodes if (node.name, node.incarnation) in used))
     because = launch_sentence(job, choice.shape, found, nodes, len(used), look.pool)
     because += last_resorts_of((n for n in nodes if (n.name, n.incarnation) in used), look.pool)
+    because += spared(slow, seated, choice)
     every = period_of(job, look.now)
     launch = Launch(
         job=job.id,
@@ -331,15 +336,16 @@ def _go_on(look: Look, job: Job) -> Actions:
     if generation.state is GenerationState.LAUNCHING:
         because = f"Step {generation.committed:,} is done on {times(generation.shape)}."
         moved = (MoveGeneration(job.id, generation.number, GenerationState.RUNNING, because),)
-    more = (*_learn(job, generation), *_pace(look, job, generation))
+    more = (*_learn(look, job, generation), *_pace(look, job, generation))
     return *moved, *said, *more, *_tidy(look, job, generation)
 
 
-def _learn(job: Job, generation: Generation) -> Actions:
+def _learn(look: Look, job: Job, generation: Generation) -> Actions:
     """Take what its steps really take into the costs."""
     if generation.state is not GenerationState.RUNNING:
         return ()
-    if (costs := learned(job, generation)) is None:
+    slow = slow_among(look.seated(generation))
+    if (costs := learned(job, generation, slow)) is None:
         return ()
     because = f"Steps up to {generation.committed:,} have moved the costs that plans are made by."
     return (LearnCosts(job.id, costs, because),)

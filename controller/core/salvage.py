@@ -35,7 +35,7 @@ def is_worth_it(job: Job, generation: Generation, left: Collection[int], rules: 
     if not covers_every_stage(generation, left):
         return False
     gain = steps_at_risk(job, generation.committed) * generation.step_seconds
-    return gain > 0 and predicted_seconds(job, len(left), rules) < gain + rules.coalesce
+    return gain > 0 and predicted_seconds(job, len(left)) < gain + rules.coalesce
 
 
 def covers_every_stage(generation: Generation, left: Iterable[int]) -> bool:
@@ -50,13 +50,14 @@ def steps_at_risk(job: Job, step: int) -> int:
     return step - newest.step if newest else step
 
 
-def predicted_seconds(job: Job, writers: int, rules: Rules) -> float:
+def predicted_seconds(job: Job, writers: int) -> float:
     """For so many ranks to write all layers in equal shares."""
     if job.costs is None:
         return 0.0
     saved = job.costs.state_copies - 1  # no gradients
+    rate = job.save_rate or job.costs.moving.write_bytes_per_second
     num_bytes = saved * sum(layer.parameter_bytes for layer in job.costs.layers)
-    return num_bytes / max(1, writers) / (job.save_rate or rules.save_rate)
+    return num_bytes / max(1, writers) / rate
 
 
 # --- After: what to do, once they stand still --------------------------------------------------

@@ -260,7 +260,7 @@ def _is_overdue(look: Look, job: Job, survivor: salvage.Standing) -> bool:
     if not seat.saving or job.current is None:
         return False
     written = salvage.written(job, job.current, survivor.halted.applied)
-    bound = max(rules.save_deadline, 3 * salvage.predicted_seconds(job, 1, rules))
+    bound = max(rules.save_deadline, 3 * salvage.predicted_seconds(job, 1))
     return not written.issuperset(seat.saving) and look.now > seat.saving_at + bound
 
 

@@ -1,16 +1,19 @@
 """The sentences of a job's life: cause, action, cost; past tense, numbers with units. PURE."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from controller.core import resume
-from controller.core.actions import Action, DeleteCheckpoints, MarkDone, MoveJob
+from controller.core.actions import Action, DeleteCheckpoints, MarkDone, MoveJob, SeatAt
 from controller.core.assign import Pool
 from controller.core.salvage import KIND
+from controller.core.seating import Slow
 from controller.core.states import Reason
 from controller.core.words import count, listed, times
 from controller.core.world import Checkpoint, EndedGeneration, Job, Node
+from controller.planner.choose import Choice
 from trainer.contract.checkpoints import FolderName
 from trainer.contract.spec import Shape
+from trainer.contract.topology import Seat
 
 
 def because_of(actions: tuple[Action, ...]) -> str:
@@ -71,6 +74,18 @@ def last_resorts_of(nodes: Iterable[Node], pool: Pool) -> str:
     names = [node.name for node in nodes if pool.is_aside(node)]
     what = "is set aside and used" if len(names) == 1 else "are set aside and used"
     return f" {listed(names)} {what} as a last resort." if names else ""
+
+
+def spared(slow: Slow, seated: Sequence[SeatAt], choice: Choice) -> str:
+    """A sentence more for each slow node: what it has to do; else nothing."""
+    said = ""
+    for name, incarnation in slow:
+        theirs = [r for r, s in enumerate(seated) if (s.node, s.incarnation) == (name, incarnation)]
+        stages = {Seat.of(rank, choice.shape).stage for rank in theirs}
+        layers = sum(choice.cuts[stage + 1] - choice.cuts[stage] for stage in stages)
+        does = f"gets {count(layers, 'layer')} of {choice.cuts[-1]}" if layers else "stays spare"
+        said += f" {name}, which is slow, {does}."
+    return said
 
 
 def loss(job: Job, pool: Pool) -> str:

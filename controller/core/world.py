@@ -41,6 +41,24 @@ class Quarantine:
 
 
 @dataclass(frozen=True)
+class Slowness:
+    """A node was found to be slow."""
+
+    factor: float
+    """Times what its stage usually takes."""
+    since: float
+    times: int = 1
+    """How often it was."""
+    over_at: float | None = None
+    """When it was found to be as fast as the others, or was to be tried again; None: it is slow."""
+
+    @property
+    def is_over(self) -> bool:
+        """It is not slow any more, as far as is known."""
+        return self.over_at is not None
+
+
+@dataclass(frozen=True)
 class Node:
     """One incarnation of a node that is not gone."""
 
@@ -68,6 +86,8 @@ class Node:
     quarantine: Quarantine | None = None
     """The last one of its name."""
     zone: str | None = None
+    slow: Slowness | None = None
+    """The last time that it was."""
 
 
 @dataclass(frozen=True)
@@ -238,10 +258,6 @@ class EndedGeneration:
     """(node, incarnation) of each of its seats, without repeats, by rank."""
     blamed: str | None = None
     """The node that was at fault, if one alone was."""
-    cuts: tuple[int, ...] = ()
-    seated: tuple[tuple[str, str], ...] = ()
-    paces: tuple[tuple[Paced, ...], ...] = ()
-    """By rank, who sat there and its newest windows; kept of one that ended for a slow node."""
     error: str = ""
     """What failed, in the program's words without who and where; empty: it said nothing."""
     tail: str = ""
@@ -367,16 +383,16 @@ class Rules:
     """
     save_deadline: float = 10.0
     """For one rank's share of a salvage; longer when three times the prediction is."""
-    save_rate: float = 100e6
-    """Bytes a second, while nothing was measured."""
     drain_deadline: float = 60.0
     """From the order to stop after a common step until all is saved; longer when steps are."""
     notice_margin: float = 2.0
     """A VM that was told to go may go so much before its time."""
     notice_lapses: float = 120.0
     """A VM that is still there so long after its time stays."""
-    slow_lapses: float = 3600.0
-    """A node that was found slow is tried again so long after."""
+    slow_lapses: float = 600.0
+    """A node that is spared because it was slow is tried again so long after, and twice as long
+    after each time that it was slow again.
+    """
     move_seconds: float = 2.0
     """A running job grows only when it gains more than that by its end."""
     backoff: float = 1.0

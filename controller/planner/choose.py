@@ -10,24 +10,19 @@ devices therefore never give a slower plan.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from controller.planner.bound import least_seconds, steady_seconds
+from controller.planner.bound import least_seconds
 from controller.planner.cutting import Cutting, Model
+from controller.planner.entry import Entry, Paces, paces_by_node
 from controller.planner.memory import StageBytes, TooBig, held, in_flight_caps
-from controller.planner.pipeline import Pipeline
 from controller.planner.problem import Problem
-from controller.planner.simulate import play
 from controller.planner.spots import Spots, spots
 from trainer.contract.spec import Shape
 
 RUNNERS_UP = 3
 _MOST_WITH_SLOW = 6
-_MOST_PLAYED = 12_000
-"""Micro-batches x stages of a play: a fifth of a second. Measured: what is added to longer ones
-errs by 0.5 % in the median, 4 % at worst.
-"""
 
 
 @dataclass(frozen=True)
@@ -73,33 +68,18 @@ def choose(problem: Problem, devices: int) -> Choice | NoPlan:
     return planner_of(problem).choose(devices)
 
 
-@dataclass
-class _Entry:
-    """A shape on its way to be played, or not."""
-
-    devices: int
-    """It needs so many."""
-    shape: Shape
-    cutting: Cutting
-    pipeline: Pipeline
-    micro_batches: int
-    in_flight: tuple[int, ...]
-    bound: float
-    step_seconds: float = 0.0
-    """0: not played yet."""
-    bubble: float = 0.0
-
-
 class Planner:
     """All that is known of one problem."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.model = Model(problem.costs, problem.micro_batch)
-        self._entries: list[_Entry] = []
+        self._entries: list[Entry] = []
         """All of up to ``_listed`` devices, by their bounds."""
         self._listed = 0
         self._answers: dict[int, Choice | NoPlan] = {}
+        self._with_slow: dict[tuple[tuple[int, ...], tuple[float, ...]], Choice | None] = {}
+        self._played: dict[tuple[Shape, tuple[int, ...], Paces], float] = {}
 
     def choose(self, devices: int) -> Choice | NoPlan:
         """The best for ``devices`` devices; known ones at once."""
@@ -111,33 +91,53 @@ class Planner:
         """Whether the answer for so many is there already."""
         return devices in self._answers
 
-    def seconds(self, shape: Shape, cuts: tuple[int, ...]) -> float:
+    def seconds(self, shape: Shape, cuts: tuple[int, ...], paces: Paces = ()) -> float:
         """What a step of a given plan takes, played as a candidate is."""
-        spot = spots(shape.depth, shape.replicas, self.problem.devices_per_node)[0]
-        entry = self._entry(self.model.cut_at(cuts), shape, spot, memory=0)
-        assert isinstance(entry, _Entry)
-        self._play(entry)
-        return entry.step_seconds
+        asked = shape, cuts, paces
+        if asked not in self._played:
+            entry = self._seated(shape, self.model.cut_at(cuts), paces, memory=0)
+            assert isinstance(entry, Entry)
+            entry.play(self.problem)
+            self._played[asked] = entry.step_seconds
+        return self._played[asked]
 
-    def choose_with_slow_last(self, devices: int, factor: float) -> Choice | None:
-        """Of the shapes that use all ``devices``, of which the last is ``factor`` times slower than
-        the others: the last stage gets fewer layers. None: none of them fits.
+    def choose_with_slow(
+        self, devices: tuple[int, ...], factors: tuple[float, ...]
+    ) -> Choice | None:
+        """On all of these nodes, of ``devices`` devices each, of which node i takes ``factors[i]``
+        times as long: the slowest, which stand last, get fewer layers. None: nothing fits.
         """
-        self._list(devices)
-        all_at_work = [entry for entry in self._entries if entry.shape.world == devices]
+        asked = devices, factors
+        if asked not in self._with_slow:
+            self._with_slow[asked] = self._choose_with_slow(devices, factors)
+        return self._with_slow[asked]
+
+    def _choose_with_slow(
+        self, devices: tuple[int, ...], factors: tuple[float, ...]
+    ) -> Choice | None:
+        there = sum(devices)
+        self._list(there)
+        shapes = dict.fromkeys(entry.shape for entry in self._entries)  # the most promising first
+        wanted = [s for s in shapes if there - devices[-1] < s.world <= there]
         tried = []
-        for entry in all_at_work[:_MOST_WITH_SLOW]:
-            cutting = self.model.cutting_with_slow_last(entry.shape.depth, factor)
-            spot = spots(entry.shape.depth, entry.shape.replicas, self.problem.devices_per_node)[0]
-            memory = self.problem.device_memory_bytes
-            slowed = self._entry(cutting, entry.shape, spot, memory)
-            if isinstance(slowed, _Entry):
-                self._play(slowed)
-                tried.append(slowed)
+        for shape in wanted[:_MOST_WITH_SLOW]:
+            if not (paces := paces_by_node(shape, devices, factors)):
+                continue
+            slowest = [max(at_stage) for at_stage in zip(*paces, strict=True)]
+            cutting = self.model.cutting_for(slowest)
+            entry = self._seated(shape, cutting, paces, self.problem.device_memory_bytes)
+            if isinstance(entry, Entry):
+                entry.play(self.problem)
+                tried.append(entry)
         if not tried:
             return None
         best = min(tried, key=lambda e: (e.step_seconds, e.shape.depth))
-        return self._choice(best, (), devices)
+        return self._choice(best, (), there)
+
+    def _seated(self, shape: Shape, cutting: Cutting, paces: Paces, memory: int) -> Entry | TooBig:
+        spot = spots(shape.depth, shape.replicas, self.problem.devices_per_node)[0]
+        entry = self._entry(cutting, shape, spot, memory)
+        return replace(entry, paces=paces) if isinstance(entry, Entry) else entry
 
     def _choose(self, devices: int) -> Choice | NoPlan:
         if refusal := self._refuse_depths(devices):
@@ -156,32 +156,16 @@ class Planner:
         ]
         return self._choice(best, others, devices)
 
-    def _play_the_best(self, entries: Sequence[_Entry]) -> list[_Entry]:
+    def _play_the_best(self, entries: Sequence[Entry]) -> list[Entry]:
         """Play those that may be the best, the most promising first."""
         least, played = float("inf"), []
         for entry in entries:
             if entry.bound > least:
                 break
-            self._play(entry)
+            entry.play(self.problem)
             least = min(least, entry.step_seconds)
             played.append(entry)
         return played
-
-    def _play(self, entry: _Entry) -> None:
-        """A long one only until the pipeline has long been full; from there on it is steady."""
-        if not entry.step_seconds:
-            depth, count = entry.shape.depth, entry.micro_batches
-            played = min(count, max(depth, _MOST_PLAYED // depth))
-            last = self.problem.last_size(entry.shape.replicas) if played == count else 1.0
-            run = play(
-                entry.pipeline,
-                self.problem.schedule,
-                played,
-                in_flight=[min(cap, played) for cap in entry.in_flight],
-                last=last,
-            )
-            more = (count - played) * steady_seconds(entry.pipeline, entry.in_flight)
-            entry.step_seconds, entry.bubble = run.step_seconds + more, run.bubble
 
     # --- candidates ---------------------------------------------------------------------------
 
@@ -192,7 +176,7 @@ class Planner:
             self._entries.sort(key=lambda e: (e.bound, e.shape.depth, e.devices))
             self._listed = devices
 
-    def _fresh(self, known: int, devices: int) -> Iterator[_Entry]:
+    def _fresh(self, known: int, devices: int) -> Iterator[Entry]:
         for depth in range(1, min(self.model.layers, devices) + 1):
             if not self.problem.depths.allow(depth):
                 continue
@@ -202,7 +186,7 @@ class Planner:
                     if known < spot.devices <= devices:
                         cutting = self.model.cutting(depth)
                         entry = self._entry(cutting, shape, spot, self.problem.device_memory_bytes)
-                        if isinstance(entry, _Entry):
+                        if isinstance(entry, Entry):
                             yield entry
 
     def _replicas(self, most: int) -> Iterator[int]:
@@ -216,7 +200,7 @@ class Planner:
                 yield replicas
             before = each
 
-    def _entry(self, cutting: Cutting, shape: Shape, spot: Spots, memory: int) -> _Entry | TooBig:
+    def _entry(self, cutting: Cutting, shape: Shape, spot: Spots, memory: int) -> Entry | TooBig:
         problem, replicas = self.problem, shape.replicas
         count = problem.per_replica(replicas)
         copies = problem.costs.state_copies
@@ -225,7 +209,7 @@ class Planner:
             return caps
         pipeline = cutting.pipeline(problem.costs, replicas, spot.within_node)
         bound = least_seconds(pipeline, count, problem.last_size(replicas), caps)
-        return _Entry(spot.devices, shape, cutting, pipeline, count, caps, bound)
+        return Entry(spot.devices, shape, cutting, pipeline, count, caps, bound)
 
     def _too_big(self, depth: int, replicas: int) -> TooBig:
         count = self.problem.per_replica(min(replicas, self.problem.micro_batches))
@@ -237,7 +221,7 @@ class Planner:
 
     # --- words --------------------------------------------------------------------------------
 
-    def _choice(self, best: _Entry, others: Sequence[Candidate], devices: int) -> Choice:
+    def _choice(self, best: Entry, others: Sequence[Candidate], devices: int) -> Choice:
         shapes = dict.fromkeys(str(other.shape) for other in others if other.shape != best.shape)
         first = {str(other.shape): other for other in reversed(others)}
         runners_up = tuple(first[shape] for shape in shapes)[:RUNNERS_UP]
@@ -253,9 +237,10 @@ class Planner:
             stages=held(best.cutting, copies, best.in_flight, best.micro_batches),
         )
 
-    def _because(self, best: _Entry, runners_up: Sequence[Candidate], devices: int) -> str:
+    def _because(self, best: Entry, runners_up: Sequence[Candidate], devices: int) -> str:
         count = self.problem.micro_batches
-        took = f"an estimated {_ms(best.step_seconds)} a step of {count} micro-batches"
+        batches = f"{count} micro-batch{'es' * (count != 1)}"
+        took = f"an estimated {_ms(best.step_seconds)} a step of {batches}"
         said = f"{best.shape} takes {took}"
         if runners_up:
             said += "; " + runners_up[0].because.removesuffix(".")
@@ -305,7 +290,7 @@ def _shape(depth: int, replicas: int, micro_batch: int) -> Shape:
     return Shape(depth=depth, replicas=replicas, micro_batch=micro_batch)
 
 
-def _runner_up(best: _Entry, entry: _Entry, seconds: float, is_bound: bool) -> Candidate:
+def _runner_up(best: Entry, entry: Entry, seconds: float, is_bound: bool) -> Candidate:
     took = f"{'at least ' if is_bound else ''}{_ms(seconds)}"
     return Candidate(
         shape=entry.shape,
@@ -318,7 +303,7 @@ def _runner_up(best: _Entry, entry: _Entry, seconds: float, is_bound: bool) -> C
     )
 
 
-def _loses_by(best: _Entry, other: _Entry) -> str:
+def _loses_by(best: Entry, other: Entry) -> str:
     """The part of its step in which it is furthest behind."""
     parts = zip(_parts(best), _parts(other), strict=True)
     (_, mine), (what, its) = max(parts, key=lambda two: two[1][1] - two[0][1])
@@ -327,7 +312,7 @@ def _loses_by(best: _Entry, other: _Entry) -> str:
     return f"{what} {_ms(its)} instead of {_ms(mine)}"
 
 
-def _parts(entry: _Entry) -> tuple[tuple[str, float], ...]:
+def _parts(entry: Entry) -> tuple[tuple[str, float], ...]:
     pipeline = entry.pipeline
     slowest = max(times.each for times in pipeline.stages)
     once = sum(times.forward + times.backward for times in pipeline.stages)

@@ -20,4 +20,6 @@ def read_costs(text: str) -> LayerCosts | StageFile:
         return kind.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        where = ".".join(map(str, first["loc"]))
+        what = first["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{where}: {what}" if where else what) from None

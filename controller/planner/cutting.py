@@ -1,11 +1,12 @@
 """A model cut into stages: what each takes, holds, sends and sums. PURE.
 
-A stage's seconds are sums of its layers'; a recompute takes what a forward takes. What a trainer
-adds to each task (its loop, handing over a message) counts on every task.
+A stage's seconds are sums of its layers'; a recompute takes what a forward takes, but the first
+stage's, which fetches its samples once (as the last one does, for the labels). What a trainer adds
+to each task (its loop, handing over a message) counts on every task.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from controller.planner.balance import cut
@@ -78,10 +79,15 @@ class Model:
         graphs = [max(float(s.saved_bytes), out) for s, out in zip(sized, outputs, strict=True)]
         self.layers = len(sized)
         self._costs = costs
+        self._fetching = costs.fetch_seconds * micro_batch
         self._once = [s.forward_seconds + s.backward_seconds for s in sized]
         self._steady = [2 * s.forward_seconds + s.backward_seconds for s in sized]
         if not any(self._steady):  # nobody has measured it: by bytes
-            self._once = self._steady = [float(one.parameter_bytes) for one in costs.layers]
+            self._once = [float(one.parameter_bytes) for one in costs.layers]
+            self._steady = list(self._once)
+        else:
+            self._steady[0] += self._fetching
+            self._once[-1] += self._fetching
         self._forward = _sums(s.forward_seconds for s in sized)
         self._backward = _sums(s.backward_seconds for s in sized)
         self._parameters = _sums(layer.parameter_bytes for layer in costs.layers)
@@ -96,31 +102,20 @@ class Model:
             self._cuttings[depth] = self.cut_at(cut(self._steady, self._once, depth))
         return self._cuttings[depth]
 
-    def cutting_with_slow_last(self, depth: int, factor: float) -> Cutting:
-        """The last stage's device takes ``factor`` times as long for everything."""
-        once = [seconds * factor for seconds in self._once]
-        cutting = self.cut_at(cut(self._steady, once, depth))
-        *others, last = cutting.times
-        slow = StageTimes(
-            last.forward * factor, last.recompute * factor, last.backward * factor, is_last=True
-        )
-        return replace(cutting, times=(*others, slow))
+    def cutting_for(self, factors: Sequence[float]) -> Cutting:
+        """The most even cut for devices of which stage s's takes ``factors[s]`` times as long."""
+        return self.cut_at(cut(self._steady, self._once, len(factors), factors))
 
     def cut_at(self, cuts: tuple[int, ...]) -> Cutting:
         """Those very cuts."""
-        last, more = len(cuts) - 2, self._costs.task_seconds
+        last = len(cuts) - 2
         pairs = list(pairwise(cuts))
         handed = tuple(self._handed[b] for _, b in pairs[:-1])
         return Cutting(
             cuts=cuts,
             times=tuple(
-                StageTimes(
-                    self._forward[b] - self._forward[a] + more,
-                    self._forward[b] - self._forward[a] + more,
-                    self._backward[b] - self._backward[a] + more,
-                    is_last=stage == last,
-                )
-                for stage, (a, b) in enumerate(pairs)
+                self._times(*pair, is_first=stage == 0, is_last=stage == last)
+                for stage, pair in enumerate(pairs)
             ),
             handed_bytes=handed,
             hops_apart=_hops(self._costs.link(within_node=False), handed),
@@ -130,6 +125,13 @@ class Model:
             graph_bytes=tuple(_between(self._graphs, *pair) for pair in pairs),
             shared=self._shared(cuts),
         )
+
+    def _times(self, start: int, end: int, *, is_first: bool, is_last: bool) -> StageTimes:
+        more = self._costs.task_seconds
+        forward = _between(self._forward, start, end) + more
+        backward = _between(self._backward, start, end) + more
+        fetching = self._fetching if is_first or is_last else 0.0
+        return StageTimes(forward + fetching, forward, backward, is_last)
 
     def _shared(self, cuts: Sequence[int]) -> Mapping[int, tuple[float, ...]]:
         shared: dict[int, tuple[float, ...]] = {}

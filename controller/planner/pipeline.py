@@ -1,13 +1,13 @@
 """One pipeline as it is played: what each stage's tasks and each message take. PURE.
 
 Seconds for one full micro-batch, no matter where they come from: a cut of measured layers
-(:mod:`controller.planner.estimate`) or a file of stages (:mod:`controller.planner.stagefile`).
+(:mod:`controller.planner.cutting`) or a file of stages (:mod:`controller.planner.stagefile`).
 Chance is keyed by what it happens to, so the same micro-batch on the same stage has the same luck
 under every schedule, and a seed gives the same numbers on every machine.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import log
 from statistics import NormalDist
@@ -97,6 +97,16 @@ class Pipeline:
     def __post_init__(self) -> None:
         if len(self.hops) != len(self.stages) - 1:
             raise ValueError(f"{len(self.stages)} stages have not {len(self.hops)} hops between")
+
+    def slowed(self, factors: Sequence[float]) -> "Pipeline":
+        """The same on devices of which stage s's takes ``factors[s]`` times as long."""
+        return replace(
+            self,
+            stages=tuple(
+                StageTimes(t.forward * by, t.recompute * by, t.backward * by, is_last=t.is_last)
+                for t, by in zip(self.stages, factors, strict=True)
+            ),
+        )
 
     def step_seconds(self, ends: Sequence[float]) -> float:
         """When all is done, if stage s ends its last backward at ``ends[s]``."""

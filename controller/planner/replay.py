@@ -7,117 +7,17 @@ PURE, and the same trace twice gives the same numbers.
     nodes join                move, when :mod:`controller.planner.moving` finds it worth it
     fewer than the least      wait; zero is no exception
 
-Rows of one second are one event. Nodes work in the order in which they joined; seats are filled
-node by node, so who is lost says which layers are. A step that a stop interrupts is lost.
+Nodes work in the order in which they joined; seats are filled node by node, so who is lost says
+which layers are. A step that a stop interrupts is lost.
 """
 
-import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from math import inf
-from typing import Protocol
 
-from controller.planner.choose import Choice, Planner
 from controller.planner.moving import Losses, Move, weigh
-
-
-@dataclass(frozen=True)
-class Change:
-    """At one moment of a trace."""
-
-    at: float
-    joined: tuple[str, ...]
-    left: tuple[str, ...]
-
-
-def read_trace(text: str) -> tuple[Change, ...]:
-    """CSV with the columns ``t_seconds,event,node``; add or remove. Raises ValueError."""
-    rows = list(csv.DictReader(text.splitlines()))
-    if not rows or not {"t_seconds", "event", "node"} <= rows[0].keys():
-        raise ValueError("a trace has the columns t_seconds,event,node")
-    moments = []
-    for number, row in enumerate(rows, start=2):
-        if row["event"] not in ("add", "remove"):
-            raise ValueError(f"line {number}: the event is add or remove, not {row['event']!r}")
-        moments.append((_number(row["t_seconds"], number), row["event"], row["node"]))
-    moments.sort(key=lambda moment: moment[0])  # stable: within a second as written
-    return tuple(
-        Change(
-            at,
-            tuple(node for _, event, node in group if event == "add"),
-            tuple(node for _, event, node in group if event == "remove"),
-        )
-        for at, group in ((at, list(g)) for at, g in groupby(moments, key=lambda m: m[0]))
-    )
-
-
-@dataclass(frozen=True)
-class Pace:
-    """What a number of nodes gets done."""
-
-    step_seconds: float
-    nodes: int
-    """So many of them work; the rest is spare."""
-    depth: int | None = None
-    """Stages, if known: then survivors of a loss may hold every layer."""
-    devices_per_node: int = 1
-
-
-class Paces(Protocol):
-    """Who knows what so many nodes get done; None: no plan fits."""
-
-    def of(self, nodes: int) -> Pace | None: ...
-
-
-class Planned:
-    """By the planner, on measured costs."""
-
-    def __init__(self, planner: Planner) -> None:
-        self._planner = planner
-
-    def of(self, nodes: int) -> Pace | None:
-        """Play the best shape."""
-        per_node = self._planner.problem.devices_per_node
-        found = self._planner.choose(nodes * per_node)
-        if not isinstance(found, Choice):
-            return None
-        used = -(-found.shape.world // per_node)
-        return Pace(found.seconds, used, found.shape.depth, per_node)
-
-
-class Tabled:
-    """By a plain table: devices -> samples a second; between two rows on the line through them,
-    above the last as the last, below the first no plan. ``depth``: stages, when they are known.
-    """
-
-    def __init__(
-        self, rows: Iterable[tuple[int, float]], batch_size: int, depth: int | None = None
-    ) -> None:
-        self._rows = sorted(rows)
-        self._batch_size = batch_size
-        self._depth = depth
-
-    @classmethod
-    def read(cls, text: str, batch_size: int, depth: int | None = None) -> "Tabled":
-        """CSV with the columns ``devices,samples_per_second``. Raises ValueError."""
-        rows = []
-        for number, row in enumerate(csv.reader(text.splitlines()), start=1):
-            if len(row) == 2 and not (number == 1 and not _is_number(row[0])):
-                rows.append((int(_number(row[0], number)), _number(row[1], number)))
-        if not rows or min(rate for _, rate in rows) <= 0:
-            raise ValueError("a throughput table has the columns devices,samples_per_second")
-        return cls(rows, batch_size, depth)
-
-    def of(self, nodes: int) -> Pace | None:
-        """Look it up."""
-        if nodes < self._rows[0][0]:
-            return None
-        below = max((row for row in self._rows if row[0] <= nodes), key=lambda row: row[0])
-        above = min((row for row in self._rows if row[0] >= nodes), default=below)
-        part = (nodes - below[0]) / (above[0] - below[0]) if above[0] > below[0] else 0.0
-        rate = below[1] + part * (above[1] - below[1])
-        return Pace(self._batch_size / rate, min(nodes, self._rows[-1][0]), self._depth)
+from controller.planner.rates import Pace, Paces
+from controller.planner.trace import Change
 
 
 @dataclass(frozen=True)
@@ -356,16 +256,3 @@ class _Job:
     def _move_seconds(self, then: Pace) -> float:
         stops = self._stops
         return stops.launch_seconds + stops.save(len(self._working)) + stops.load(then)
-
-
-def _number(text: str | None, line: int) -> float:
-    if text is None or not _is_number(text):
-        raise ValueError(f"line {line}: {text!r} is not a number")
-    return float(text)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return abs(float(text)) < inf
-    except ValueError:
-        return False

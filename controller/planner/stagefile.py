@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from controller.planner.pipeline import Hop, Jitter, Pipeline, StageTimes
 
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
 class _Part(BaseModel):

@@ -2,8 +2,9 @@
 
 A window is a few steps; the first step, which warms up, is in none. A rank is slow when in each of
 its newest windows its mean forward was more than ``slow_factor`` times the median of the other
-replicas'. Where there is no other replica, times the median over all ranks of what they take of
-their calibrated seconds: a load that weighs on all alike makes nobody slow.
+replicas', and as fast as the others when in none it was half as much more. Where there is no other
+replica, times the median over all ranks of what they take of their calibrated seconds: a load that
+weighs on all alike makes nobody slow.
 
 Source: the public scripts of Varuna (there: 15 % over the median).
 """
@@ -18,30 +19,36 @@ from trainer.contract.topology import Seat
 
 
 @dataclass(frozen=True)
-class Slow:
-    """``factor``: times what the others take, in the window in which it was least."""
+class Pace:
+    """Times what the others take: in the window in which it was least, usually, at most."""
 
-    rank: int
-    factor: float
+    least: float
+    usual: float
+    most: float
+
+    def is_slow(self, slow_factor: float) -> bool:
+        """In every window."""
+        return self.least > slow_factor
+
+    def is_as_others(self, slow_factor: float) -> bool:
+        """In every window, and by a margin: who is about as slow as is allowed is neither."""
+        return self.most < (1 + slow_factor) / 2
 
 
-def slow_ranks(
-    paces: Mapping[int, Sequence[Paced]],
-    shape: Shape,
-    slow_factor: float,
-    calibrated: Sequence[float] = (),
-) -> list[Slow]:
-    """The slowest first. ``paces``: by rank, its newest windows; ``calibrated``: per stage, the
-    seconds of a forward; empty: not known.
+def paces_of(
+    windows: Mapping[int, Sequence[Paced]], shape: Shape, calibrated: Sequence[float] = ()
+) -> dict[int, Pace]:
+    """By rank; of those that can be compared. ``windows``: by rank, its newest ones;
+    ``calibrated``: per stage, the seconds of a forward; empty: not known.
     """
-    known = {rank: tuple(one)[-WINDOWS:] for rank, one in paces.items() if len(one) >= WINDOWS}
-    found = []
+    known = {rank: tuple(one)[-WINDOWS:] for rank, one in windows.items() if len(one) >= WINDOWS}
+    found = {}
     for rank in known:
         factors = [_factor(rank, known, shape, calibrated, at) for at in range(WINDOWS)]
-        least = min((one for one in factors if one is not None), default=0.0)
-        if None not in factors and least > slow_factor:
-            found.append(Slow(rank, least))
-    return sorted(found, key=lambda slow: (-slow.factor, slow.rank))
+        there = [factor for factor in factors if factor is not None]
+        if len(there) == WINDOWS:
+            found[rank] = Pace(min(there), median(there), max(there))
+    return found
 
 
 def _factor(

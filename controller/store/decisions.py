@@ -6,7 +6,7 @@ Orders are rows; who must be told is in the answer, and telling is the caller's,
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,8 @@ class Recorder:
                     conduct.set_aside(self.connection, action, self.at)
                 case actions.ReleaseNode(node, because):
                     conduct.served(self.connection, node, because, self.at)
+                case actions.MarkSlow():
+                    self._mark_slow(action)
                 case actions.PlanGeneration():
                     if not self._plan(action):
                         return
@@ -138,6 +140,20 @@ class Recorder:
             self.lost.add((action.node, action.incarnation))
             if lost:
                 conduct.lost(self.connection, action.node, action.since or self.at)
+
+    def _mark_slow(self, action: actions.MarkSlow) -> None:
+        guarded(
+            self.connection,
+            nodes.update()
+            .where(nodes.c.name == action.node, nodes.c.incarnation == action.incarnation)
+            .where(nodes.c.gone_at.is_(None))
+            .values(slow=asdict(action.slow)),
+            f"node {action.node}",
+        )
+        over = action.slow.is_over
+        type_ = EventType.NODE_AS_FAST_AGAIN if over else EventType.NODE_SLOW
+        events.record(self.connection, self.at, type_, action.because, node=action.node,
+                      factor=action.slow.factor)  # fmt: skip
 
     # ---- generations
 

@@ -28,6 +28,7 @@ from controller.core.world import (
     Notice,
     SaveCost,
     Seat,
+    Slowness,
     World,
 )
 from controller.store import conduct, history
@@ -152,6 +153,7 @@ def _node(row: Any, sign: Sign | None, known: Any | None) -> Node:
         silences=sign.silences if sign else (),
         registered_at=row.registered_at,
         zone=facts.zone,
+        slow=Slowness(**row.slow) if row.slow else None,
         notice=_notice(row.notice) if row.notice else None,
         losses=tuple(known.losses) if known else (),
         quarantine=conduct.quarantine_of(known),
@@ -279,7 +281,7 @@ def _seat(row: Any) -> Seat:
         applied=row.applied,
         halted=Halted.model_validate(row.halted) if row.halted else None,
         halted_at=row.halted_at or 0.0,
-        paces=_paces(row),
+        paces=tuple(Paced.model_validate(paced) for paced in row.paces or ()),
         failed=Failed.model_validate(row.failed) if row.failed else None,
         failed_at=row.failed_at or 0.0,
         stopped=row.stopped or 0,
@@ -289,13 +291,8 @@ def _seat(row: Any) -> Seat:
     )
 
 
-def _paces(row: Any) -> tuple[Paced, ...]:
-    return tuple(Paced.model_validate(paced) for paced in row.paces or ())
-
-
 def _ended(row: Any, seated: Sequence[Any]) -> EndedGeneration:
     error, tail = words_of([_seat(seat) for seat in seated])
-    slow = row.end_reason == Reason.STRAGGLER.value
     return EndedGeneration(
         number=row.number,
         kind=row.kind or "",
@@ -309,9 +306,6 @@ def _ended(row: Any, seated: Sequence[Any]) -> EndedGeneration:
         shape=history.shape_of(row.shape),
         nodes=tuple(dict.fromkeys((seat.node, seat.incarnation) for seat in seated)),
         blamed=row.blamed,
-        cuts=tuple(row.cuts) if slow else (),
-        seated=tuple((seat.node, seat.incarnation) for seat in seated) if slow else (),
-        paces=tuple(map(_paces, seated)) if slow else (),
         error=error,
         tail=tail,
     )

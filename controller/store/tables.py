@@ -77,6 +77,7 @@ nodes = sa.Table(
     sa.Column("heard_at", Seconds, nullable=False),  # flushed now and then; memory knows better
     sa.Column("gone_at", Seconds),
     sa.Column("notice", sa.JSON(none_as_null=True)),  # {kind, event, at, deadline or null}
+    sa.Column("slow", sa.JSON(none_as_null=True)),  # as controller.core.world.Slowness
 )
 live_node_names = sa.Index(
     "uq_nodes_live_name",

@@ -18,8 +18,10 @@ from controller.planner.choose import Choice, Planner
 from controller.planner.longest import longest_path
 from controller.planner.pipeline import Played
 from controller.planner.problem import Problem
-from controller.planner.replay import Policy, Stops, Tabled, read_trace, replay
+from controller.planner.rates import Tabled
+from controller.planner.replay import Policy, Stops, replay
 from controller.planner.simulate import play
+from controller.planner.trace import read_trace
 from tests.bench.figures import Machine, end, flags, tell
 from tests.fakes.trainers import HOST, Trainers
 from tests.unit.controller.builders import costs_of

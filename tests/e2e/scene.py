@@ -6,10 +6,11 @@ import re
 import signal
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event, Thread
 from typing import TypeVar
 
 import psutil
@@ -28,6 +29,7 @@ from controller.api.schemas import (
 from controller.client.cluster import Cluster
 from controller.client.rest import job_path
 from controller.core.states import GenerationState, JobState
+from trainer.contract.progress import WINDOWS
 
 T = TypeVar("T")
 SECONDS = 90.0
@@ -37,6 +39,9 @@ MODEL = {"layers": 4, "width": 32, "heads": 2, "context": 32}
 PROGRAMS = Path(__file__).parents[1] / "fakes" / "programs"
 LEISURELY = {"program": "leisurely.py", "workdir": str(PROGRAMS), "args": {}}
 """For long runs: it leaves the machine to others."""
+
+
+_SLICE_SECONDS = 0.01
 
 
 def until(look: Callable[[], T | None], what: str, seconds: float = SECONDS) -> T:
@@ -86,6 +91,32 @@ class Scene:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
         self.stopped.clear()
+
+    @contextmanager
+    def slowed(self, name: str, share: float) -> Iterator[None]:
+        """Its trainers run for that share of the time, as cpulimit does it: of every few
+        milliseconds they stand still for the rest.
+        """
+        done = Event()
+        thread = Thread(target=self._slow_down, args=(name, share, done))
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def _slow_down(self, name: str, share: float, done: Event) -> None:
+        while not done.is_set():
+            try:
+                trainers = self.trainers_of(name)
+            except (OSError, ValueError):  # its agent is writing the file
+                trainers = []
+            for _ in range(20):
+                _signal(trainers, signal.SIGSTOP)
+                time.sleep((1 - share) * _SLICE_SECONDS)
+                _signal(trainers, signal.SIGCONT)
+                time.sleep(share * _SLICE_SECONDS)
 
     def nodes(self) -> list[NodeView]:
         return self.cluster.nodes()
@@ -176,6 +207,15 @@ class Scene:
 
         return until(look, "a running generation")
 
+    def are_paced(self, generation: int) -> bool:
+        """Whether all its ranks have told of enough windows of steps to be compared."""
+        with closing(sqlite3.connect(self.cluster.folder / "varuna.db", 30)) as store:
+            rows = store.execute(
+                "SELECT paces FROM seats WHERE job = ? AND generation = ?",
+                (self.job_id, generation),
+            ).fetchall()
+        return all(paces and len(json.loads(paces)) >= WINDOWS for (paces,) in rows)
+
     def node_of_rank(self, rank: int) -> str:
         return self.running().seats[rank].node
 
@@ -215,3 +255,9 @@ class Scene:
         """Scenes share names: what a node did in this one is not held against the next one's."""
         with closing(sqlite3.connect(self.cluster.folder / "varuna.db", 30)) as store, store:
             store.execute("DELETE FROM conduct")
+
+
+def _signal(processes: Sequence[psutil.Process], number: int) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)

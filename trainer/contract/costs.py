@@ -7,20 +7,23 @@ read: what it lacks has defaults that say "not measured".
     links        a message: latency + bytes / bandwidth, within a node and between nodes
     all_reduce   over D ranks: 2 (D-1) rounds of latency a tensor + bytes / bandwidth x 2 (D-1) / D
     jitter       how single times scatter
-    moving       what a new generation costs: write, load, fork, rendezvous
+    moving       what a new generation writes and loads
 
 Seconds and bytes throughout.
 """
 
 from bisect import bisect_left
-from typing import Annotated
+from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trainer.contract.spec import FINITE_POSITIVE, Frozen
 
 VERSION = 2
-SECONDS = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+SECONDS = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+NUM_BYTES = Annotated[int, Field(ge=0, le=1 << 60)]
+BYTES_PER_SECOND = Annotated[float, Field(ge=1e-6, allow_inf_nan=False)]
+"""Bounds beyond which sums would lose their meaning."""
 
 
 class AtSize(Frozen):
@@ -29,7 +32,7 @@ class AtSize(Frozen):
     micro_batch: int = Field(ge=1)
     forward_seconds: SECONDS
     backward_seconds: SECONDS
-    saved_bytes: int = Field(default=0, ge=0)
+    saved_bytes: NUM_BYTES = 0
     """What its graph keeps for the backward, parameters not counted; 0: not measured."""
 
 
@@ -40,12 +43,12 @@ class LayerCost(Frozen):
 
     name: str
     """The module's class name, for people."""
-    forward_seconds: float = Field(ge=0)
-    backward_seconds: float = Field(ge=0)
-    parameter_bytes: int = Field(ge=0)
-    output_bytes: int = Field(ge=0)
+    forward_seconds: SECONDS
+    backward_seconds: SECONDS
+    parameter_bytes: NUM_BYTES
+    output_bytes: NUM_BYTES
     """What it hands to the next layer for one micro-batch."""
-    saved_bytes: int = Field(default=0, ge=0)
+    saved_bytes: NUM_BYTES = 0
     parameter_tensors: int = Field(default=1, ge=0)
     sizes: tuple[AtSize, ...] = ()
     """The same at other micro-batch sizes, rising."""
@@ -55,7 +58,7 @@ class LinkCost(Frozen):
     """One way between two devices."""
 
     latency_seconds: SECONDS
-    bytes_per_second: FINITE_POSITIVE
+    bytes_per_second: BYTES_PER_SECOND
 
     def seconds(self, num_bytes: float) -> float:
         """One message on an idle link."""
@@ -66,7 +69,7 @@ class AllReduceCost(Frozen):
     """Summing over D ranks."""
 
     round_seconds: SECONDS
-    bytes_per_second: FINITE_POSITIVE
+    bytes_per_second: BYTES_PER_SECOND
 
     def seconds(self, num_bytes: float, tensors: int, ranks: int) -> float:
         """``tensors`` buffers of ``num_bytes`` together."""
@@ -88,13 +91,19 @@ class Scatter(Frozen):
 
 
 class MovingCost(Frozen):
-    """What beginning a new generation takes."""
+    """How fast checkpoints go out and come back when a new generation begins."""
 
-    fork_seconds: SECONDS = 0.5
-    rendezvous_seconds: SECONDS = 0.5
-    write_bytes_per_second: FINITE_POSITIVE = 100e6
+    write_bytes_per_second: BYTES_PER_SECOND = 100e6
     """Of one rank, durable."""
-    load_bytes_per_second: FINITE_POSITIVE = 400e6
+    load_bytes_per_second: BYTES_PER_SECOND = 400e6
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_nobody_reads(cls, given: Any) -> Any:
+        """Older files guessed how long forking and meeting take; every launch tells it."""
+        if not isinstance(given, dict):
+            return given
+        return {k: v for k, v in given.items() if k not in ("fork_seconds", "rendezvous_seconds")}
 
 
 class LayerCosts(Frozen):
@@ -109,7 +118,9 @@ class LayerCosts(Frozen):
     """How long measuring took."""
     task_seconds: SECONDS = 0.0
     """What a trainer adds to each task: its loop, handing over a message."""
-    optimizer_bytes_per_second: FINITE_POSITIVE | None = None
+    fetch_seconds: SECONDS = 0.0
+    """Of one sample: the first stage fetches its input, the last one its labels."""
+    optimizer_bytes_per_second: BYTES_PER_SECOND | None = None
     """Parameter bytes that a step applies a second; None: not measured, taken as no time."""
     state_copies: float = Field(default=4.0, ge=1)
     """Bytes a rank holds for each byte of parameters: itself, gradient, optimizer's state."""
@@ -126,6 +137,13 @@ class LayerCosts(Frozen):
     """The machine that was measured, for people."""
     learned_at_step: int = 0
     """When steps last moved them; 0: as calibrated."""
+
+    @model_validator(mode="after")
+    def _ties_are_between_layers(self) -> Self:
+        count = len(self.layers)
+        if bad := [at for group in self.tied for at in group if not 0 <= at < count]:
+            raise ValueError(f"tied weights name layer {bad[0]}, there are layers 0 to {count - 1}")
+        return self
 
     def at_level(self, level: float, reducing: float, step: int) -> "LayerCosts":
         """All layers' seconds times ``level``, the sum of gradients' times ``reducing``."""

@@ -15,6 +15,7 @@ from controller.core.actions import (
     LearnCosts,
     MarkDone,
     MarkNode,
+    MarkSlow,
     MoveGeneration,
     MoveJob,
     PlanGeneration,
@@ -139,6 +140,10 @@ class Cluster:
             case ReleaseNode(name):
                 self.quarantines[name] = replace(self.quarantines[name], is_over=True)
                 self._remember(name)
+            case MarkSlow(name, incarnation, slow):
+                node = self.nodes[name]
+                assert node.incarnation == incarnation and slow != node.slow
+                self.nodes[name] = replace(node, slow=slow)
             case MoveJob(job_id, state, reason, message):
                 job = self._unfinished(job_id)
                 if state is not job.state:
@@ -183,9 +188,6 @@ class Cluster:
                     shape=current.shape,
                     nodes=current.nodes,
                     blamed=blamed,
-                    cuts=current.cuts,
-                    seated=tuple((seat.node, seat.incarnation) for seat in current.seats),
-                    paces=tuple(seat.paces for seat in current.seats),
                     error=error,
                     tail=tail,
                 )
@@ -339,12 +341,13 @@ class Cluster:
         self._remember(name)
 
     def _remember(self, name: str) -> None:
-        """What is known of a name goes for its incarnation."""
-        self.nodes[name] = replace(
-            self.nodes[name],
-            losses=self.losses.get(name, ()),
-            quarantine=self.quarantines.get(name),
-        )
+        """What is known of a name goes for its incarnation, if there is one."""
+        if name in self.nodes:
+            self.nodes[name] = replace(
+                self.nodes[name],
+                losses=self.losses.get(name, ()),
+                quarantine=self.quarantines.get(name),
+            )
 
     def pass_time(self, seconds: float) -> None:
         """Every agent that is not mute beats."""
@@ -575,7 +578,10 @@ class Cluster:
         self, rank: int, forward: float, reduce: float = 0.01, windows: int = WINDOWS
     ) -> None:
         """One rank does."""
-        one = Paced(step=1, forward_seconds=forward, recompute_seconds=forward,
+        shape = self.generation().shape
+        is_last = shape is None or Place.of(rank, shape).stage == shape.depth - 1
+        again = 0.0 if is_last else forward
+        one = Paced(step=1, forward_seconds=forward, recompute_seconds=again,
                     backward_seconds=2 * forward, reduce_seconds=reduce)  # fmt: skip
         self._change_seat("job_a", rank, paces=(one,) * windows)
 

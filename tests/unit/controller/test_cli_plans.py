@@ -96,6 +96,74 @@ def test_costs_that_cannot_be_played_are_refused_in_a_sentence(
     assert sentence in refusal(capsys, *asked)
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"tied": [[0, 17]]}, "tied weights name layer 17, there are layers 0 to 5"),
+        ({"layers": []}, "layers: "),
+        ({"micro_batch": 0}, "micro_batch: "),
+        ({"task_seconds": float("nan")}, "task_seconds: Input should be a finite number"),
+        ({"task_seconds": 1e300}, "task_seconds: Input should be less than"),
+        ({"version": 99}, "version: "),
+    ],
+)
+def test_layers_that_make_no_sense_are_refused_in_a_sentence(
+    change: dict[str, object], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "costs.json"
+    file.write_text(json.dumps(costs_of(6).model_dump(mode="json") | change))
+    asked = ("simulate-step", "--costs", file, "--shape", "2x1", "--micro-batches", 2)
+    assert sentence in refusal(capsys, *asked)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> tuple[object, ...]:
+    """A spec and the costs of its six layers."""
+    spec, costs = tmp_path / "job.yaml", tmp_path / "costs.json"
+    spec.write_text(
+        "program: builtin:gpt\nnodes: 1..4\nbatch_size: 32\nsteps: 10\n"
+        "checkpoint: {dir: /nowhere}\n"
+    )
+    costs.write_text(costs_of(6).model_dump_json())
+    return spec, "--costs", costs
+
+
+def test_a_plan_says_shape_speed_memory_and_price_for_each_number_of_nodes(
+    job: tuple[object, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = json.loads(answer(capsys, "plan", *job, "--nodes", "1..16", "--price", 0.9, "--json"))
+    assert [row["nodes"] for row in said["items"]] == list(range(1, 17))
+    for row in said["items"]:
+        rate, price = row["examples_per_second"], row["price_per_million_examples"]
+        assert price == pytest.approx(row["nodes"] * 0.9 / 3600 / rate * 1e6)
+        assert row["memory_bytes"] > 0 and row["because"]
+    shown = answer(capsys, "plan", *job, "--nodes", 2, "--price", 0.9)
+    for word in ("NODES", "PLAN", "MICRO-BATCH", "EX/S", "BUBBLE", "MEMORY", "USD/1M EX"):
+        assert word in shown
+
+
+def test_a_plan_that_fits_on_no_number_of_nodes_ends_with_1_and_the_bytes(
+    job: tuple[object, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([str(one) for one in ("plan", *job, "--nodes", "1..3", "--memory", 0.001, "--json")])
+    assert ended.value.code == 1
+    rows = json.loads(capsys.readouterr().out)["items"]
+    assert all("needs" in row["because"] and "MB" in row["because"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [("--nodes", "0"), ("--nodes", "5..2"), ("--nodes", "1..9999"), ("--price", "nan"),
+     ("--price", "inf"), ("--memory", "inf"), ("--devices-per-node", "0"),
+     ("--devices-per-node", "100"), ("--set", "plan.depth=0")],
+)  # fmt: skip
+def test_a_plan_for_what_cannot_be_is_refused(
+    bad: tuple[str, str], job: tuple[object, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refusal(capsys, "plan", *job, *bad)
+
+
 def test_a_trace_is_played_with_the_checkpoints_that_a_job_would_write(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

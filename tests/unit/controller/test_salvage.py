@@ -1,6 +1,7 @@
 """Stories of losses whose survivors hold the state: what they are told, and what is saved."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -80,7 +81,8 @@ def test_when_no_survivor_holds_a_stage_the_job_goes_on_from_the_disk_at_once() 
 
 
 def test_a_save_that_takes_longer_than_the_steps_at_risk_is_not_ordered() -> None:
-    cluster = two_by_two(save_rate=1e3)
+    cluster = two_by_two()
+    cluster.jobs["job_a"] = replace(cluster.jobs["job_a"], save_rate=1e3)
     cluster.kill("vm-3")
     assert not actions(cluster, StandStill)
 

@@ -13,12 +13,14 @@ OLD = {
     ],
     "tied": [[0]],
     "measured_seconds": 1.5,
+    "moving": {"fork_seconds": 0.5, "rendezvous_seconds": 0.4, "load_bytes_per_second": 7.0},
 }  # fmt: skip
 
 
 def test_costs_of_the_first_version_are_still_read() -> None:
     costs = LayerCosts.model_validate(OLD)
     assert costs.layers[0].forward_seconds == 0.1
+    assert costs.moving.load_bytes_per_second == 7.0
     assert costs.link(within_node=True) == costs.link(within_node=False) == SPOT_LINK
     assert costs.reducing().round_seconds == SPOT_LINK.latency_seconds
     assert LayerCosts.model_validate(costs.model_dump(mode="json")) == costs

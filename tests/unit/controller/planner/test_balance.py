@@ -1,5 +1,6 @@
 """A cut hands every layer to one stage and is as even as any."""
 
+from collections.abc import Sequence
 from itertools import combinations, pairwise
 
 import pytest
@@ -11,9 +12,15 @@ from controller.planner.balance import cut
 WEIGHT = st.one_of(st.integers(0, 5).map(float), st.floats(0, 10))
 
 
-def costliest(weights: tuple[float, ...], last: tuple[float, ...], cuts: tuple[int, ...]) -> float:
+def costliest(
+    weights: tuple[float, ...],
+    last: tuple[float, ...],
+    cuts: tuple[int, ...],
+    factors: Sequence[float],
+) -> float:
     *front, end = pairwise(cuts)
-    return max([sum(weights[a:b]) for a, b in front] + [sum(last[end[0] : end[1]])])
+    stages = [sum(weights[a:b]) for a, b in front] + [sum(last[end[0] : end[1]])]
+    return max(cost * factor for cost, factor in zip(stages, factors, strict=True))
 
 
 @settings(max_examples=200, deadline=None)
@@ -24,13 +31,15 @@ def test_the_cut_is_as_even_as_the_best_of_all_cuts(
     weights = tuple(w + more for w, more in layers)
     last = tuple(w for w, _ in layers)
     depth = data.draw(st.integers(1, len(layers)))
+    given_ = data.draw(st.lists(st.floats(1, 4), min_size=depth, max_size=depth) | st.just([]))
+    factors = given_ or [1.0] * depth
     every = [(0, *inner, len(layers)) for inner in combinations(range(1, len(layers)), depth - 1)]
-    best = min(costliest(weights, last, cuts) for cuts in every)
+    best = min(costliest(weights, last, cuts, factors) for cuts in every)
 
-    found = cut(weights, last, depth)
+    found = cut(weights, last, depth, given_)
 
     assert found in every
-    assert costliest(weights, last, found) == pytest.approx(best)
+    assert costliest(weights, last, found, factors) == pytest.approx(best)
 
 
 @pytest.mark.parametrize("depth", [0, 4])

@@ -5,7 +5,9 @@ import pytest
 from controller.planner.choose import Planner
 from controller.planner.moving import Losses, Move, Stay, weigh
 from controller.planner.problem import Problem
-from controller.planner.replay import Outcome, Planned, Policy, Stops, Tabled, read_trace, replay
+from controller.planner.rates import Planned, Tabled
+from controller.planner.replay import Outcome, Policy, Stops, replay
+from controller.planner.trace import read_trace
 from tests.unit.controller.builders import costs_of
 from tests.unit.controller.planner.pipelines import DATA
 
@@ -89,11 +91,34 @@ def test_the_planner_gives_the_pace_on_measured_costs() -> None:
         ("a,b\n1,2\n", "columns"),
         (HEAD + "x,add,a\n", "line 2: 'x' is not a number"),
         (HEAD + "1,take,a\n", "line 2: the event is add or remove"),
+        (HEAD + "1,add\n", "line 2: it names no node"),
+        (HEAD + "nan,add,a\n", "line 2: 'nan' is not a number"),
+        (HEAD, "two moments or more"),
+        (HEAD + "1,add,a\n1,add,b\n", "two moments or more"),
+        ("", "columns"),
     ],
 )
 def test_a_trace_that_cannot_be_read_is_refused_in_a_sentence(text: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         read_trace(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "columns"),
+        ("a,b,c\n1,2,3\n", "columns"),
+        ("0,5\n", "line 1: whole devices"),
+        ("devices,samples_per_second\n2.5,5\n", "line 2: whole devices"),
+        ("1,5\n2,0\n", "line 2: whole devices"),
+        ("1,5\n2,fast\n", "line 2: 'fast' is not a number"),
+    ],
+)
+def test_a_table_of_rates_that_makes_no_sense_is_refused_in_a_sentence(
+    text: str, sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Tabled.read(text, 10)
 
 
 def test_a_move_is_worth_it_when_it_saves_more_than_it_takes_before_the_next_loss() -> None:
