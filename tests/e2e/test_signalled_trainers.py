@@ -21,7 +21,7 @@ def test_a_trainer_that_is_told_to_end_by_a_stranger_leaves_nobody_waiting_and_c
     chance = random.Random(20)
     scene.add("vm-1", "vm-2", "vm-3", "vm-4")
     scene.submit(1_000_000, nodes="4", plan={"depth": 2}, **LEISURELY)
-    scene.wait_for_step(5)
+    scene.wait_for_step(2)
     assert str(scene.running().shape) == "2x2"
     last = ""
     for turn in range(times):

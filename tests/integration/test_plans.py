@@ -64,7 +64,7 @@ def test_a_plan_for_each_number_of_nodes_and_nothing_is_stored(user: httpx2.Clie
 def test_every_layer_is_on_one_stage_at_every_depth_and_more_stages_than_layers_are_refused(
     user: httpx2.Client,
 ) -> None:
-    for blocks, depth in product(range(1, 10), range(1, 11)):
+    for blocks, depth in product((1, 4, 9), range(1, 11)):
         layers = blocks + 2
         spec = {**SPEC, "args": {"layers": blocks}, "plan": {"depth": depth}}
         costs = costs_of(layers).model_dump(mode="json")

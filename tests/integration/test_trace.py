@@ -9,7 +9,7 @@ import pytest
 
 from controller.api.schemas import GenerationView, RecoveryView
 from controller.core.states import JobState, Reason
-from controller.planner.replay import read_trace
+from controller.planner.trace import read_trace
 from controller.store.tokens import Role
 from tests.fakes.agents import Fleet
 from tests.fakes.served import served
