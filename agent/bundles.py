@@ -19,7 +19,7 @@ import structlog
 
 from agent.client import Client
 from trainer.contract.builtins import source_in
-from trainer.contract.spec import RunSpec
+from trainer.contract.spec import Program, RunSpec
 
 _MOST_BYTES = 1 << 30
 """Unpacked."""
@@ -142,12 +142,15 @@ def _too_much(unneeded: Collection[_Unpacked], now: float) -> Iterator[_Unpacked
 
 def placed(spec: RunSpec, folder: Path) -> RunSpec:
     """``spec``, whose paths are relative to its bundle, where ``folder`` is the bundle."""
-    program = spec.program
+    begun = {"init_from": str(folder / spec.init_from)} if spec.init_from else {}
+    return spec.model_copy(update={"program": placed_program(spec.program, folder), **begun})
+
+
+def placed_program(program: Program, folder: Path) -> Program:
+    """The same of its program alone."""
     workdir = str(folder / (program.workdir or "."))
     source = source_in(str(folder), program.source)
-    there = {"program": program.model_copy(update={"source": source, "workdir": workdir})}
-    begun = {"init_from": str(folder / spec.init_from)} if spec.init_from else {}
-    return spec.model_copy(update=there | begun)
+    return program.model_copy(update={"source": source, "workdir": workdir})
 
 
 def unpack(archive: Path, folder: Path) -> None:

@@ -193,9 +193,7 @@ async def _serve(
     """Do what is ordered until told to end, or until the zygote is lost: AgentError."""
     try:
         async with asyncio.TaskGroup() as group:
-            warm = Warm(
-                zygote, settings.folder / "program.log", settings.threads, group.create_task
-            )
+            warm = Warm(zygote, settings.folder / "program.log", settings.threads)
             node = Node(
                 warm,
                 bundles,
@@ -216,7 +214,6 @@ async def _serve(
                 log.info("told to end", trainers=len(node.running()))
                 await node.leave(_LEAVE_SECONDS)
                 await _last_reports(talk)
-                await warm.close()
                 raise
     except BaseExceptionGroup as errors:
         for error in errors.exceptions:

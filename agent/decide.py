@@ -2,14 +2,25 @@
 
 Nothing is started before everything older of its job is gone from this node; each order is carried
 out once; a start or a look of an older generation than the newest known one is void; what is passed
-on to trainers needs one that is alive. The node asks again whenever an order has come or a trainer
-is gone, and carries out what is answered.
+on to trainers needs one that is alive; who trains needs not get ready for a seat. The node asks
+again whenever an order has come or a trainer is gone, and carries out what is answered.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from agent.wire import Connect, ForwardOrder, Look, OrderBody, Passed, SaveLayers, Start, Stop
+from agent.wire import (
+    Connect,
+    ForwardOrder,
+    Look,
+    OrderBody,
+    Passed,
+    Prepare,
+    Release,
+    SaveLayers,
+    Start,
+    Stop,
+)
 
 
 @dataclass(frozen=True)
@@ -87,6 +98,9 @@ def decide(standing: Standing, runners: Iterable[Runner]) -> tuple[Action, ...]:
         kills.update({runner: Kill(runner) for runner in older if not runner.is_ending})
         return not older
 
+    def trains() -> bool:
+        return len(here) > len(runners) or any(not (r.is_ending or r in kills) for r in runners)
+
     for number, body in sorted(standing.open.items()):
         newest = standing.newest[_job(body)]
         match body:
@@ -103,6 +117,13 @@ def decide(standing: Standing, runners: Iterable[Runner]) -> tuple[Action, ...]:
             case Stop():
                 if gone(body.job, body.up_to_generation):
                     answers.append(Answer(number))
+            case Release():
+                if gone(body.job, body.generation):
+                    answers.append(CarryOut(number, body))
+            case Prepare() if body.generation < newest or trains():
+                answers.append(Answer(number))
+            case Prepare() if runners:
+                pass
             case _ if isinstance(body, Passed) and not any(is_for(body, r) for r in runners):
                 answers.append(Answer(number, "the trainer it is for does not run here"))
             case _:
@@ -131,10 +152,12 @@ def _meant(body: OrderBody) -> int:
     match body:
         case Start():
             return body.spec.generation
-        case Look() | Connect():
+        case Look() | Connect() | Prepare():
             return body.generation
         case Stop():
             return body.up_to_generation + 1
+        case Release():
+            return body.generation + 1
     return 0
 
 

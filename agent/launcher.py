@@ -45,6 +45,10 @@ class LaunchError(Exception):
     """A trainer, the store or the zygote itself could not be started."""
 
 
+class BrokenProgramError(LaunchError):
+    """The program cannot be loaded, by nobody on this machine."""
+
+
 @dataclass(frozen=True)
 class Exit:
     """The end of a trainer's process. Exactly one of ``code`` and ``signal`` is set."""
@@ -252,7 +256,7 @@ class Zygote:
     async def loading(self, program: Program, log_path: Path) -> "Zygote":
         """A zygote forked from this one that has loaded ``program``, and prints into ``log_path``.
 
-        Raises LaunchError, with the reason when trainers should not be forked from such a one.
+        Raises BrokenProgramError, LaunchError: trainers should not be forked from such a one.
         """
         ours, theirs = forks.pair()
         with contextlib.ExitStack() as undo:
@@ -397,7 +401,8 @@ class Zygote:
                     self._ready.set_result(answer)
             case forks.Unfit():
                 if not self._ready.done():
-                    self._ready.set_exception(LaunchError(answer.message))
+                    error = BrokenProgramError if answer.is_broken else LaunchError
+                    self._ready.set_exception(error(answer.message))
             case forks.Started():
                 if started := self._starting.get(answer.id):
                     started.set_result(answer.pid)

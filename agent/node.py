@@ -16,11 +16,12 @@ from agent import folder, wire
 from agent.bundles import BundleError, Bundles, placed
 from agent.client import ControllerError
 from agent.decide import Answer, CarryOut, Kill, Runner, Standing, decide, is_for
-from agent.launcher import Exit, LaunchError, Trainer
+from agent.launcher import BrokenProgramError, Exit, LaunchError, Trainer
 from agent.logs import tail
 from agent.paths import unreached
 from agent.patience import in_thread
 from agent.setup import SetupError, Setups
+from agent.spare import Spare
 from agent.staging import Staging, Uploads
 from agent.sweep import Sessions
 from agent.warm import Warm
@@ -118,6 +119,7 @@ class Node:
         self._warm = warm
         self._bundles = bundles
         self._setups = Setups(warm.base, sessions)
+        self._spare = Spare(bundles, self._setups, warm, logs / "spare.log")
         self._sessions = sessions
         self._staging = staging
         self._uploads: list[Uploads] = []
@@ -154,6 +156,11 @@ class Node:
         )
 
     @property
+    def warm_for(self) -> str | None:
+        """The job that trainers stand by for, or that this machine gets ready for."""
+        return self._spare.job
+
+    @property
     def is_uploading(self) -> bool:
         """Whether a part of a checkpoint is on its way to a store."""
         return any(not uploads.is_idle for uploads in self._uploads)
@@ -181,11 +188,12 @@ class Node:
         await self.kill_all()
 
     async def kill_all(self) -> None:
-        """End all trainers and setups; they are gone on return."""
+        """End all trainers, those that stand by too, and setups; they are gone on return."""
         for seat in tuple(self._seats):
             self._end(seat)
         await self._setups.end_all()
         await self._until_empty()
+        await self._spare.let_go()
 
     async def _until_empty(self) -> None:
         while self._seats:
@@ -216,7 +224,13 @@ class Node:
                 place = (body.spec.job, body.spec.generation, body.spec.rank)
                 seat = _Seat(body.spec, Log(*place, self._folder / name), body.bundle)
                 self._seats.append(seat)
+                if self.warm_for not in (None, body.spec.job):
+                    self._do(self._spare.let_go())
                 self._do(self._run(number, body, seat))
+            case wire.Prepare():
+                self._do(self._prepare(number, body))
+            case wire.Release():
+                self._do(self._release(number, body))
             case _ if isinstance(body, wire.Passed):
                 self._pass_on(number, body)
             case wire.Look():
@@ -236,6 +250,16 @@ class Node:
             else:
                 trainer.send(_order_of(body))
         self._answer(number, None if meant else "the trainer it is for is not there yet")
+
+    async def _prepare(self, number: int, order: wire.Prepare) -> None:
+        self._answer(number, None if self._seats else await self._spare.prepare(order))
+        if order.bundle:
+            await self._bundles.keep_few(self._needed_bundles)
+
+    async def _release(self, number: int, order: wire.Release) -> None:
+        if self.warm_for == order.job:
+            await self._spare.let_go()
+        self._answer(number)
 
     async def _look(self, number: int, order: wire.Look) -> None:
         try:
@@ -386,7 +410,7 @@ class Node:
     def _make_ready_for_the_next(self, seat: _Seat) -> None:
         if seat.program:
             alike = [other for other in self._seats if other.program == seat.program]
-            self._warm.prepare(seat.program, len(alike))
+            self._do(self._warm_up(seat.spec.job, seat.program, len(alike)))
         if seat.bundle:
             self._do(self._bundles.keep_few(self._needed_bundles))
 
@@ -395,6 +419,12 @@ class Node:
         ordered = (getattr(order, "bundle", None) for order in self._standing.open.values())
         seated = (seat.bundle for seat in self._seats)
         return {digest for digest in (*ordered, *seated) if digest} | self._setups.folders
+
+    async def _warm_up(self, job: str, program: Program, count: int) -> None:
+        try:
+            await self._warm.prepare(job, program, count)
+        except BrokenProgramError as error:  # though trainers could load it
+            log.warning("no trainer stands by", because=str(error))
 
     def _end(self, seat: _Seat) -> None:
         seat.is_ending = True
@@ -411,8 +441,6 @@ class Node:
             self._seats.remove(seat)
             if seat.trainer is None:
                 self._do(self._finish_log(seat.log))
-            if not self._seats:
-                self._warm.rest()
             self._removed.set()
             asyncio.get_running_loop().call_soon(self._go_on)
 

@@ -6,7 +6,7 @@
                 logs, a piece at a time
 
 Whatever fails is tried again at least once a second for ever. What runs does not depend on it, but
-for one rule: after ``max_offline_seconds`` without an answer the trainers are stopped.
+for one rule: after ``max_offline_seconds`` without an answer all that runs or stands by is stopped.
 """
 
 import asyncio
@@ -183,7 +183,8 @@ class Talk:
             if self._is_away:
                 node.stay()
             silence = time.monotonic() - self._heard_at
-            if silence > self._welcome.max_offline_seconds and node.running():
+            at_work = node.running() or node.warm_for
+            if silence > self._welcome.max_offline_seconds and at_work:
                 log.error("cut off for too long, stopping what runs", seconds=round(silence))
                 await node.kill_all()
 
@@ -230,7 +231,8 @@ class Talk:
         async with self._registering:
             if self._registrations != registration:
                 return
-            hello = self._hello.model_copy(update={"running": node.running(whole=True)})
+            now = {"running": node.running(whole=True), "warm_for": node.warm_for}
+            hello = self._hello.model_copy(update=now)
             try:
                 self._welcome = await self._client.register(hello)
             except ControllerError as error:

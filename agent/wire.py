@@ -30,7 +30,7 @@ from pydantic import Field
 
 from trainer.contract.checkpoints import Committed
 from trainer.contract.progress import Ballot, Line
-from trainer.contract.spec import FINITE_POSITIVE, Frozen, RunSpec
+from trainer.contract.spec import FINITE_POSITIVE, Frozen, Program, RunSpec
 
 WIRE_VERSION = 1
 SETUP_BEGINS, SETUP_ENDS = "[varuna] setup, line 1 of", "[varuna] setup is done\n"
@@ -98,6 +98,8 @@ class Register(Frozen):
     facts: Facts
     running: tuple[RunningTrainer, ...] = ()
     """Empty at a fresh start; not empty when the controller was started anew meanwhile."""
+    warm_for: str | None = None
+    """The job whose program is loaded here, or being made ready; None at a fresh start."""
 
 
 class Registered(Frozen):
@@ -158,6 +160,30 @@ class Stop(Frozen):
     kind: Literal["stop"] = "stop"
     job: str
     up_to_generation: int
+
+
+class Prepare(Frozen):
+    """Get ready for a seat of ``job`` while nothing runs here: fetch its bundle, run ``setup``,
+    load the program, have ``trainers`` stand by. For one job at a time: it takes another's place.
+
+    Done when that is so, or when something else came between; an error says why it cannot be.
+    """
+
+    kind: Literal["prepare"] = "prepare"
+    job: str
+    generation: int
+    program: Program
+    bundle: str | None = None
+    setup: Setup | None = None
+    trainers: int = Field(ge=1)
+
+
+class Release(Frozen):
+    """``job`` is over, ``generation`` was its last: end what is left of it, and what is warm."""
+
+    kind: Literal["release"] = "release"
+    job: str
+    generation: int
 
 
 class HaltOrder(Frozen):
@@ -280,7 +306,8 @@ Passed = PassedOn | DumpOrder
 """What is passed on to trainers that run here; an error when there is none (any more)."""
 
 OrderBody = Annotated[
-    Start | Stop | Passed | Look | Connect | Delete | MarkDone, Field(discriminator="kind")
+    Start | Stop | Prepare | Release | Passed | Look | Connect | Delete | MarkDone,
+    Field(discriminator="kind"),
 ]
 
 

@@ -95,14 +95,15 @@ def _load_before(program: Program, task: Task) -> None:
         write_to(task.log)
         os.close(task.log)
     before = open_descriptors()
+    is_broken = False
     try:
         warm.keep(program)
         unfit = _unfit(before)
     except ProgramError as error:
-        unfit = str(error)
+        unfit, is_broken = str(error), True
     if unfit:
         with socket.socket(fileno=task.descriptor) as owner, contextlib.suppress(OSError):
-            forks.send(owner, forks.Unfit(message=unfit))
+            forks.send(owner, forks.Unfit(message=unfit, is_broken=is_broken))
         os._exit(ExitCode.PROGRAM_ERROR)
     gc.collect()
     gc.freeze()

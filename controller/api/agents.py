@@ -66,6 +66,7 @@ def _register(connection: sa.Connection, asked: wire.Register, at: float) -> int
     reported = nodes.register(connection, asked, at)
     adoption.adopt(connection, asked, at)
     adoption.stop_what_is_void(connection, asked, at)
+    adoption.release_what_is_over(connection, asked, at)
     return reported
 
 

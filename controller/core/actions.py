@@ -194,6 +194,25 @@ class SaveEvery:
 
 
 @dataclass(frozen=True)
+class SpareAt:
+    """A node without a seat, and how many trainers are to stand by there."""
+
+    node: str
+    incarnation: str
+    trainers: int
+
+
+@dataclass(frozen=True)
+class PrepareSpares:
+    """``spares`` get ready to take seats of the running generation ``number``."""
+
+    job: str
+    number: int
+    spares: tuple[SpareAt, ...]
+    because: str
+
+
+@dataclass(frozen=True)
 class MoveJob:
     """The job's state, reason and one-sentence message.
 
@@ -266,6 +285,7 @@ Action = (
     | EndGeneration
     | MoveGeneration
     | SaveEvery
+    | PrepareSpares
     | MoveJob
     | LearnCosts
     | Condemn

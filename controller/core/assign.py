@@ -48,9 +48,11 @@ class Pool:
         self._leaving = {n.name for n in self.alive.values() if is_leaving(n, now, rules)}
         self._holder: dict[str, str] = {}
         for job in world.jobs:
-            for node in _own(job):
-                if self.find(*node):
-                    self._holder[node[0]] = job.id
+            works = job.current is not None and job.current.is_launched
+            for key in _own(job):
+                node = self.find(*key)
+                if node and (works or not self.is_aside(node)):  # else it is anybody's last resort
+                    self._holder[node.name] = job.id
 
     def find(self, name: str, incarnation: str) -> Node | None:
         """That incarnation, if it is alive."""
@@ -90,6 +92,12 @@ class Pool:
         first = sorted(nodes, key=lambda n: (self._holder.get(n.name) != job.id, _natural(n.name)))
         chosen = sorted(first, key=lambda n: (self.is_aside(n), is_slow(n)))[: job.spec.nodes.max]
         return tuple(sorted(chosen, key=lambda n: (self.is_aside(n), _natural(n.name))))
+
+    def spares(self, job: Job) -> tuple[Node, ...]:
+        """Who works for nobody and could take a seat that ``job`` loses: as many as it may have."""
+        sound = [n for n in self._within_reach(job) if not self.is_aside(n)]
+        free = [n for n in sound if n.name in self._answering and n.name not in self._holder]
+        return tuple(sorted(free, key=lambda n: _natural(n.name))[: job.spec.nodes.max])
 
     def could_answer(self, job: Job) -> int:
         """How many nodes ``job`` could have if all that are not lost answered."""

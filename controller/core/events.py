@@ -16,6 +16,7 @@ class EventType(StrEnum):
     SAVE_PERIOD_MOVED = "save_period_moved"
     PROGRAM_INSPECTED = "program_inspected"
     NODE_JOINED = "node_joined"
+    NODE_PREPARED = "node_prepared"
     NODE_NOTICED = "node_noticed"
     NODE_NOTICE_WITHDRAWN = "node_notice_withdrawn"
     NODE_DRAIN_ASKED = "node_drain_asked"
@@ -59,4 +60,5 @@ class EventType(StrEnum):
             EventType.CHECKPOINT_COMPLETE,
             EventType.CHECKPOINTS_DELETED,
             EventType.SAVE_PERIOD_MOVED,
+            EventType.NODE_PREPARED,
         )

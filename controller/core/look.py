@@ -31,6 +31,12 @@ class Look:
             if job.current and job.current.is_launched
             for node in job.current.nodes
         }
+        self.ready_for = {
+            node.name: node.preparation.job
+            for node in world.nodes
+            if node.preparation and not node.preparation.error
+        }
+        """Node -> the job for which it gets, or got, ready without a seat."""
 
     def is_gathering(self, job: Job) -> bool:
         """Whether agents may yet say that a newer generation of ``job`` runs than the store knows:

@@ -1,5 +1,5 @@
-"""Which nodes are set aside though they are alive: those that come and go, and those on which
-alone a program fails. PURE.
+"""Which nodes are set aside though they are alive: those that come and go, those on which alone a
+program fails, and spares that cannot get ready for a job that runs elsewhere. PURE.
 
 Each swing of such a node would cost all others a restart. It is set aside for a while that doubles
 with each time, and says why; then it gets another chance. Who is set aside is offered to nobody who
@@ -76,7 +76,12 @@ def last_resorts(
 
 
 def fails_on(job: Job, node: Node) -> bool:
-    """Whether ``job``'s last launch on ``node`` ended by the fault of that node alone."""
+    """Whether ``job``'s last launch on ``node`` ended by the fault of that node alone, or it could
+    not get ready for one.
+    """
+    spare = node.preparation
+    if spare and spare.job == job.id and spare.error:
+        return True
     last = next((g for g in reversed(job.past) if node.name in dict(g.nodes)), None)
     return last is not None and last.blamed == node.name
 
@@ -91,6 +96,9 @@ def _why(node: Node, world: World, now: float, rules: Rules) -> str | None:
     lost = [at for at in node.losses if at > max(since, now - rules.flap_window)]
     if len(lost) >= rules.flaps:
         return f"{node.name} was lost {count(len(lost), 'time')} in {seconds(rules.flap_window)}"
+    spare = node.preparation
+    if spare and spare.error and spare.failed_at > since:
+        return f"{node.name} could not get ready for a seat: {spare.error.rstrip('.')}"
     for job in world.jobs:
         failed = failures_alone(job.past, node.name, since)
         if failed >= rules.failures_alone:

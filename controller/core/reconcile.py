@@ -43,6 +43,7 @@ from controller.core.look import Look
 from controller.core.period import has_moved, period_of
 from controller.core.quarantine import set_aside, turned
 from controller.core.seating import in_seating_order, probing_seats, seats, slow_among
+from controller.core.spares import to_prepare
 from controller.core.standstill import (
     drain,
     drained,
@@ -337,7 +338,8 @@ def _go_on(look: Look, job: Job) -> Actions:
         because = f"Step {generation.committed:,} is done on {times(generation.shape)}."
         moved = (MoveGeneration(job.id, generation.number, GenerationState.RUNNING, because),)
     more = (*_learn(look, job, generation), *_pace(look, job, generation))
-    return *moved, *said, *more, *_tidy(look, job, generation)
+    ready = to_prepare(look, job, generation)
+    return *moved, *said, *more, *_tidy(look, job, generation), *ready
 
 
 def _learn(look: Look, job: Job, generation: Generation) -> Actions:

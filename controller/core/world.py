@@ -59,6 +59,16 @@ class Slowness:
 
 
 @dataclass(frozen=True)
+class Preparation:
+    """A node without a seat was ordered to get ready for one."""
+
+    job: str
+    error: str | None = None
+    """Why it could not."""
+    failed_at: float = 0.0
+
+
+@dataclass(frozen=True)
 class Node:
     """One incarnation of a node that is not gone."""
 
@@ -88,6 +98,8 @@ class Node:
     zone: str | None = None
     slow: Slowness | None = None
     """The last time that it was."""
+    preparation: Preparation | None = None
+    """The newest; None when its job is over, or the node was given a seat since."""
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,16 @@ def _claim(
             reports.take_line(connection, asked.node, asked.incarnation, said, at)
 
 
+def release_what_is_over(connection: sa.Connection, asked: wire.Register, at: float) -> None:
+    """What is warm for a job that is over must go; it ended while the agent was cut off."""
+    job = connection.execute(sa.select(jobs).where(jobs.c.id == asked.warm_for)).one_or_none()
+    if job is not None and job.state in OVER:
+        over = wire.Release(job=job.id, generation=job.generation)
+        nodes.give_order(
+            connection, asked.node, asked.incarnation, job.id, job.generation, over, at
+        )
+
+
 def stop_what_is_void(connection: sa.Connection, asked: wire.Register, at: float) -> None:
     """Trainers of generations that are over must go: all older than the one that goes on, or than
     the next that a number will be given to. What the store does not know stays.

@@ -18,9 +18,9 @@ from controller.core.events import EventType
 from controller.core.jobspec import JobSpec
 from controller.core.states import GenerationState, JobState, NodeState, Reason, may_move
 from controller.core.words import ended
-from controller.store import conduct, events
+from controller.store import conduct, events, spares
 from controller.store.known import known_costs
-from controller.store.launching import Place, job_root, run_specs, setup_of
+from controller.store.launching import Place, job_root, program_of, run_specs, setup_of
 from controller.store.nodes import give_order
 from controller.store.rows import StaleError, guarded
 from controller.store.tables import checkpoints, generations, jobs, nodes, orders, seats
@@ -109,6 +109,8 @@ class Recorder:
                     self._end(action, loss_at)
                 case actions.SaveEvery():
                     self._save_every(action)
+                case actions.PrepareSpares():
+                    self._prepare(action)
                 case actions.MoveJob():
                     self._move_job(action)
                 case actions.LearnCosts():
@@ -250,6 +252,7 @@ class Recorder:
         for seat, run in zip(action.seats, runs, strict=True):
             start = wire.Start(spec=run, bundle=spec.bundle, setup=setup_of(spec))
             self._order(seat.node, seat.incarnation, start)
+        spares.seated(self.connection, [(seat.node, seat.incarnation) for seat in action.seats])
         self._event(
             EventType.GENERATION_LAUNCHED, action.because, action.job, action.number,
             shape=str(action.shape), kind=action.kind, plan=action.plan_because,
@@ -296,6 +299,21 @@ class Recorder:
         self._order(clock.node, clock.incarnation, every)
         self._event(EventType.SAVE_PERIOD_MOVED, action.because, action.job, action.number,
                     seconds=action.seconds)  # fmt: skip
+
+    def _prepare(self, action: actions.PrepareSpares) -> None:
+        spec = JobSpec.model_validate(self._job(action.job).spec)
+        for spare in action.spares:
+            self._place(spare.node, spare.incarnation)  # it is alive
+            spares.told(self.connection, (spare.node, spare.incarnation), action.job)
+            prepare = wire.Prepare(
+                job=action.job,
+                generation=action.number,
+                program=program_of(spec),
+                bundle=spec.bundle,
+                setup=setup_of(spec),
+                trainers=spare.trainers,
+            )
+            self._order(spare.node, spare.incarnation, prepare)
 
     def _stand_still(self, action: actions.StandStill, loss_at: float | None) -> None:
         guarded(
@@ -394,6 +412,8 @@ class Recorder:
             ),
             f"job {action.job}",
         )
+        if action.state.is_over:
+            self.told |= spares.release(self.connection, action.job, was.generation, self.at)
         if was.state != action.state.value:  # a message by itself is news only on the job's page
             self._event(
                 EventType.JOB_STATE_CHANGED, action.message, action.job,

@@ -17,7 +17,7 @@ from controller.core.events import EventType
 from controller.core.jobspec import JobSpec
 from controller.core.salvage import KIND
 from controller.core.whatif import program_key
-from controller.store import events, history, saves
+from controller.store import events, history, saves, spares
 from controller.store.folders import take_listing, take_part
 from controller.store.known import known_costs
 from controller.store.nodes import reported, take_notice, withdraw_notice
@@ -320,6 +320,8 @@ def _order_done(
         .where(orders.c.number == done.number)
         .values(closed_at=at, error=events.printable(done.error) if done.error else None)
     )
+    if order.kind == "prepare":
+        spares.answered(connection, order, done.error, at)
     if done.error is not None:
         message = f"{node} could not {order.kind.replace('_', ' ')}: {done.error}"
         events.record(

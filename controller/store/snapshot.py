@@ -31,7 +31,7 @@ from controller.core.world import (
     Slowness,
     World,
 )
-from controller.store import conduct, history
+from controller.store import conduct, history, spares
 from controller.store.nodes import GONE
 from controller.store.tables import (
     ENDED,
@@ -157,6 +157,7 @@ def _node(row: Any, sign: Sign | None, known: Any | None) -> Node:
         notice=_notice(row.notice) if row.notice else None,
         losses=tuple(known.losses) if known else (),
         quarantine=conduct.quarantine_of(known),
+        preparation=spares.preparation_of(row),
     )
 
 

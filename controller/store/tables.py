@@ -78,6 +78,9 @@ nodes = sa.Table(
     sa.Column("gone_at", Seconds),
     sa.Column("notice", sa.JSON(none_as_null=True)),  # {kind, event, at, deadline or null}
     sa.Column("slow", sa.JSON(none_as_null=True)),  # as controller.core.world.Slowness
+    sa.Column("prepared_for", Id),  # the job that it was told to get ready for, without a seat
+    sa.Column("prepare_error", sa.Text),
+    sa.Column("prepare_failed_at", Seconds),
 )
 live_node_names = sa.Index(
     "uq_nodes_live_name",

@@ -73,9 +73,12 @@ def test_a_job_runs_from_submission_to_its_final_checkpoint(
     assert ledger(user).samples == 30 * 24
     kinds = [g.kind for g in items(user, "generations", GenerationView)]
     assert kinds == ["first_weights", "train"]
-    orders = [o.body.kind for a in fleet.agents.values() for o in a.orders]
-    assert orders.count("mark_done") == 1
-    assert orders.count("start") == 4 + 4, "the first weights are measured on all"
+
+    def orders() -> list[str]:
+        return [o.body.kind for a in fleet.agents.values() for o in a.orders]
+
+    until(lambda: orders().count("mark_done") == 1 and orders().count("release") == 4)
+    assert orders().count("start") == 4 + 4, "the first weights are measured on all"
     series = user.get("/api/v1/jobs/a/series").json()
     assert [point["step"] for point in series["points"]] == list(range(1, 31))
     assert max(point["used"] for point in series["capacity"]) == 4

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from collections.abc import Coroutine
 from pathlib import Path
 
 import pytest
@@ -138,31 +137,17 @@ async def test_a_program_that_is_still_loading_keeps_nothing_alive(
     await base.close()
 
 
-class Doing:
-    """Runs tasks and can wait for them."""
-
-    def __init__(self) -> None:
-        self.tasks: list[asyncio.Task[None]] = []
-
-    def __call__(self, work: Coroutine[None, None, None]) -> None:
-        self.tasks.append(asyncio.ensure_future(work))
-
-    async def done(self) -> None:
-        await asyncio.gather(*self.tasks)
-
-
 async def test_trainers_of_the_program_that_is_warm_were_forked_before(
     mother: Mother, tmp_path: Path
 ) -> None:
-    base, doing = await adopted(mother), Doing()
-    warm = Warm(base, tmp_path / "program.log", 1, doing)
+    base = await adopted(mother)
+    warm = Warm(base, tmp_path / "program.log", 1)
     program = written(tmp_path)
     spec = run_spec().model_copy(update={"program": program})
     cold = await warm.start_trainer(spec, tmp_path / "log-0")
     assert cold.zygote is base
     await heard(cold)
-    warm.prepare(program, 1)
-    await doing.done()
+    await warm.prepare("job_a", program, 1)
     (forked,) = warm.standing_by
     first = await warm.start_trainer(spec, tmp_path / "log-1")
     second = await warm.start_trainer(spec, tmp_path / "log-2")
@@ -171,40 +156,38 @@ async def test_trainers_of_the_program_that_is_warm_were_forked_before(
     assert other.zygote is base
     for trainer in (first, second, other):
         assert (await heard(trainer))[-1] == Exit(code=0)
-    await warm.close()
+    await warm.let_go()
     await base.close()
 
 
 async def test_a_trainer_that_died_while_it_stood_by_is_not_the_one_that_is_started(
     mother: Mother, tmp_path: Path
 ) -> None:
-    base, doing = await adopted(mother), Doing()
-    warm, program = Warm(base, tmp_path / "program.log", 1, doing), written(tmp_path)
-    warm.prepare(program, 1)
-    await doing.done()
+    base = await adopted(mother)
+    warm, program = Warm(base, tmp_path / "program.log", 1), written(tmp_path)
+    await warm.prepare("job_a", program, 1)
     (waiting,) = warm.standing_by
     os.kill(waiting, signal.SIGKILL)
     await until_soon(lambda: not warm.standing_by)
     spec = run_spec().model_copy(update={"program": program})
     trainer = await warm.start_trainer(spec, tmp_path / "log")
     assert (await heard(trainer))[-1] == Exit(code=0)
-    await warm.close()
+    await warm.let_go()
     await base.close()
 
 
 async def test_another_program_takes_the_place_of_the_one_that_was_warm(
     mother: Mother, tmp_path: Path
 ) -> None:
-    base, doing = await adopted(mother), Doing()
-    warm = Warm(base, tmp_path / "program.log", 1, doing)
+    base = await adopted(mother)
+    warm = Warm(base, tmp_path / "program.log", 1)
     pids = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        warm.prepare(written(tmp_path / name), 1)
-        await doing.done()
+        await warm.prepare(f"job_{name}", written(tmp_path / name), 1)
         pids.append(int((tmp_path / name / "told").read_text()))
     await until_soon(lambda: not is_alive(pids[0]))
     assert is_alive(pids[1])
-    await warm.close()
+    await warm.let_go()
     await until_soon(lambda: not is_alive(pids[1]))
     await base.close()

@@ -99,10 +99,12 @@ class Ready(Frozen):
 
 
 class Unfit(Frozen):
-    """A zygote for a program cannot be one, and ends: its trainers must load the program."""
+    """A zygote for a program cannot be one, and ends."""
 
     kind: Literal["unfit"] = "unfit"
     message: str
+    is_broken: bool = False
+    """It cannot be loaded at all; else its trainers can load it themselves."""
 
 
 class Started(Frozen):

@@ -43,6 +43,15 @@ def save_now(generation: int) -> wire.SaveNowOrder:
     return wire.SaveNowOrder(job="job_a", generation=generation)
 
 
+def prepare(generation: int = 2, *, job: str = "job_a") -> wire.Prepare:
+    program = run_spec().program
+    return wire.Prepare(job=job, generation=generation, program=program, trainers=1)
+
+
+def release(generation: int = 2, *, job: str = "job_a") -> wire.Release:
+    return wire.Release(job=job, generation=generation)
+
+
 def ordered(*bodies: wire.OrderBody) -> Standing:
     return Standing().taking(dict(enumerate(bodies, 1)))
 
@@ -127,8 +136,40 @@ def test_a_settled_order_is_not_carried_out_when_it_is_sent_again() -> None:
     assert decide(standing, []) == ()
 
 
+def test_a_spare_gets_ready_when_nothing_runs_there() -> None:
+    assert decide(ordered(prepare()), []) == (CarryOut(1, prepare()),)
+    dying = [runs(1, job="job_b", ending=True)]
+    assert decide(ordered(prepare()), dying) == ()
+    assert decide(ordered(stop(1), prepare()), [runs(1)]) == (Kill(runs(1)),)
+
+
+@pytest.mark.parametrize("job", ["job_a", "job_b"])
+def test_who_trains_need_not_get_ready(job: str) -> None:
+    assert decide(ordered(prepare()), [runs(2, job=job)]) == (Answer(1),)
+    begun = decide(ordered(start(2, job=job), prepare()), [])
+    assert begun == (CarryOut(1, start(2, job=job)), Answer(2))
+
+
+@pytest.mark.parametrize("newer", [start(3), release(2)])
+def test_nobody_gets_ready_for_what_is_over(newer: wire.OrderBody) -> None:
+    answers = decide(ordered(prepare(2), newer), [])
+    assert answers == (Answer(1), CarryOut(2, newer))
+    assert decide(ordered(newer).settling(1).taking({2: prepare(2)}), []) == (Answer(2),)
+
+
+def test_what_is_warm_goes_when_the_last_of_its_job_is_gone() -> None:
+    standing = ordered(release(3))
+    here = [runs(3), runs(1, job="job_b")]
+    assert decide(standing, here) == (Kill(runs(3)),)
+    assert decide(standing, here[1:]) == (CarryOut(1, release(3)),)
+    (answer,) = decide(standing.settling(1).taking({2: start(3)}), [])
+    assert isinstance(answer, Answer) and (answer.error or "").startswith("void")
+
+
 Orders = st.lists(
     st.one_of(
+        st.builds(prepare, st.integers(1, 4), job=st.sampled_from("ab")),
+        st.builds(release, st.integers(1, 4), job=st.sampled_from("ab")),
         st.builds(start, st.integers(1, 4), job=st.sampled_from("ab"), rank=st.integers(0, 1)),
         st.builds(stop, st.integers(1, 4), job=st.sampled_from("ab")),
         st.builds(look, st.integers(1, 4)),
@@ -175,4 +216,6 @@ def _apply(
             assert not older, "a newer generation was started beside an older one"
             born = Runner(spec.job, spec.generation, spec.rank)
             return standing.settling(number), runners | {born}
+        case CarryOut(body=wire.Prepare()):
+            assert not runners, "a spare gets ready where something runs"
     return standing.settling(action.number), runners

@@ -5,8 +5,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from agent.warm import Warm
 from tests.fakes.zygotes import run_spec
+from trainer.contract.spec import Program
+
+HANGS = "hangs.py"
 
 
 class Base:
@@ -14,8 +19,11 @@ class Base:
 
     def __init__(self) -> None:
         self.loaded = 0
+        self.closed: list[str] = []
 
-    async def loading(self, *_: object) -> Any:
+    async def loading(self, program: Program, *_: object) -> Any:
+        if program.source == HANGS:
+            await asyncio.Event().wait()
         self.loaded += 1
         name = f"own {self.loaded}"
 
@@ -23,7 +31,7 @@ class Base:
             return name
 
         async def close() -> None:
-            pass
+            self.closed.append(name)
 
         return SimpleNamespace(lost=asyncio.Event(), start_trainer=fork, close=close)
 
@@ -33,41 +41,44 @@ class Base:
 
 def test_what_is_warm_for_one_job_is_not_given_to_another() -> None:
     async def story() -> None:
-        base, tasks = Base(), list[asyncio.Task[None]]()
-        warm = Warm(
-            cast(Any, base), Path("log"), 1, lambda work: tasks.append(asyncio.create_task(work))
-        )
+        base = Base()
+        warm = Warm(cast(Any, base), Path("log"), 1)
 
         async def started(job: str) -> object:
             return await warm.start_trainer(run_spec().model_copy(update={"job": job}), Path("log"))
 
-        async def prepared() -> None:
-            warm.prepare(run_spec().program, 0)
-            await asyncio.gather(*tasks)
-
         assert await started("a") == "base"
-        await prepared()
+        await warm.prepare("a", run_spec().program, 0)
+        await warm.prepare("a", run_spec().program, 0)
         assert await started("a") == "own 1"
         assert await started("b") == "base"
-        await prepared()
+        await warm.prepare("b", run_spec().program, 0)
+        assert base.closed == ["own 1"]
         assert await started("b") == "own 2"
+        assert await started("a") == "base"
+        await warm.let_go()
+        assert base.closed == ["own 1", "own 2"] and warm.job is None
+        assert await started("b") == "base"
 
     asyncio.run(story())
 
 
-def test_a_program_that_is_still_being_loaded_holds_up_no_end() -> None:
+@pytest.mark.parametrize("then", ["its end", "another program"])
+def test_a_program_that_is_still_being_loaded_holds_nothing_up(then: str) -> None:
     async def story() -> None:
-        tasks = list[asyncio.Task[None]]()
-
-        async def loading(*_: object) -> None:
-            await asyncio.Event().wait()
-
-        base = cast(Any, SimpleNamespace(loading=loading))
-        warm = Warm(base, Path("log"), 1, lambda work: tasks.append(asyncio.create_task(work)))
-        warm.prepare(run_spec().program, 1)
+        warm = Warm(cast(Any, Base()), Path("log"), 1)
+        hangs = Program(source=HANGS)
+        loading = asyncio.create_task(warm.prepare("a", hangs, 0))
         await asyncio.sleep(0)
+        assert warm.job == "a"
         async with asyncio.timeout(5):
-            await warm.close()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            if then == "its end":
+                await warm.let_go()
+                assert warm.job is None
+            else:
+                await warm.prepare("b", run_spec().program, 0)
+                assert warm.job == "b"
+            await asyncio.wait([loading])
+        assert loading.cancelled()
 
     asyncio.run(story())

@@ -19,6 +19,7 @@ from controller.core.actions import (
     MoveGeneration,
     MoveJob,
     PlanGeneration,
+    PrepareSpares,
     QuarantineNode,
     ReleaseNode,
     RollForward,
@@ -40,6 +41,7 @@ from controller.core.world import (
     Job,
     Node,
     Notice,
+    Preparation,
     Quarantine,
     Rules,
     Seat,
@@ -152,6 +154,8 @@ class Cluster:
                 since = self.now if entered else job.waiting_since
                 since = since if state is JobState.WAITING else 0.0
                 assert message
+                if state.is_over:
+                    self._release(job_id)
                 self.jobs[job_id] = replace(
                     job,
                     state=state,
@@ -196,6 +200,14 @@ class Cluster:
                 current = self.generation(job_id)
                 assert current.number == number
                 self._change(job_id, state=move(current.state, generation_state))
+            case PrepareSpares(job_id, number, spares):
+                current = self.generation(job_id)
+                assert current.number == number and current.committed, "not during a launch"
+                for spare in spares:
+                    key = (spare.node, spare.incarnation)
+                    assert key not in current.nodes, "who has a seat gets ready by itself"
+                    assert self.nodes[spare.node].incarnation == spare.incarnation
+                    self._prepared(spare.node, Preparation(job_id))
             case DumpStacks(job_id, number):
                 assert self.generation(job_id).number == number
                 self._change(job_id, dumped_at=self.now)
@@ -246,6 +258,8 @@ class Cluster:
             assert (seat.node, seat.incarnation) not in others, "a node works for one job"
             assert seat.device < node.devices
         used = {seat.node for seat in action.seats}
+        for name in used:
+            self._prepared(name, None)
         assert job.spec.nodes.max is None or len(used) <= job.spec.nodes.max
         if action.kind == "train":
             assert action.resumed_from and job.costs
@@ -267,6 +281,14 @@ class Cluster:
                 Seat(rank, s.node, s.incarnation, s.device) for rank, s in enumerate(action.seats)
             ),
         )
+
+    def _prepared(self, name: str, preparation: Preparation | None) -> None:
+        self.nodes[name] = replace(self.nodes[name], preparation=preparation)
+
+    def _release(self, job_id: str) -> None:
+        for node in list(self.nodes.values()):
+            if node.preparation and node.preparation.job == job_id:
+                self._prepared(node.name, None)
 
     def _salvage(self, action: Salvage) -> None:
         current = self.generation(action.job)
@@ -390,6 +412,12 @@ class Cluster:
         """Order requests break: a proxy reloads, or we were cut off."""
         for name in names:
             self.nodes[name] = replace(self.nodes[name], suspect_since=self.now)
+
+    def unable(self, name: str, error: str = "`setup` line 1 (false) ended with code 1") -> None:
+        """A spare says that it cannot get ready."""
+        last = self.nodes[name].preparation
+        assert last is not None
+        self._prepared(name, replace(last, error=error, failed_at=self.now))
 
     # --- Facts: trainers ------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ that step.
 
 from typing import NamedTuple
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from controller.core.states import GenerationState, JobState, Reason
@@ -41,7 +41,7 @@ KINDS = (
     ["work"] * 8
     + ["time"] * 4
     + ["kill", "freeze", "thaw", "join", "return", "break", "halt", "half a save"]
-    + ["late", "torn", "refuse", "notice", "pause", "resume", "stop without saving"]
+    + ["late", "torn", "refuse", "notice", "pause", "resume", "stop without saving", "unable"]
     + ["unreachable", "reachable", "stranger", "submit", "cancel", "cut", "set aside"]
     + list(CHARGED)
 )
@@ -111,6 +111,8 @@ def happen(cluster: Cluster, fact: Fact, frozen: set[str]) -> None:
             cluster.pause(job_id, wanted=fact.kind == "pause")
         case "stop without saving" if current and current.state is GenerationState.DRAINING:
             cluster.stop(job_id, save=False)
+        case "unable" if name and cluster.nodes[name].preparation:
+            cluster.unable(name)
         case "refuse" if seats:
             cluster.refuse(rank, job_id)
         case "fail" | "damage" if seats and job_id == "job_a":
@@ -127,6 +129,16 @@ def happen(cluster: Cluster, fact: Fact, frozen: set[str]) -> None:
 
 
 @settings(max_examples=50, deadline=None)
+@example(
+    nodes=4,
+    happenings=[
+        *[Fact("work", 0, 0.0)] * 9,
+        Fact("kill", 0, 0.0),
+        Fact("submit", 0, 0.0),
+        Fact("set aside", 0, 0.0),
+    ],
+    step_seconds=0.0,
+)
 @given(nodes=st.integers(0, 6), happenings=facts, step_seconds=st.sampled_from([0.0, 0.5]))
 def test_the_laws_hold_and_all_ends_well(
     nodes: int, happenings: list[Fact], step_seconds: float
