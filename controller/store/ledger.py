@@ -159,9 +159,6 @@ _expected_hash = lru_cache(maxsize=1 << 14)(expected_hash)
 def replay_of(connection: sa.Connection, job: str) -> Replay:
     """Compare what several generations say of the same step."""
     often = sa.func.count()
-    again = (
-        sa.select(steps.c.step).where(steps.c.job == job).group_by(steps.c.step).having(often > 1)
-    )
     rows = connection.execute(
         sa.select(
             steps.c.step,
@@ -171,7 +168,7 @@ def replay_of(connection: sa.Connection, job: str) -> Replay:
             sa.func.max(steps.c.loss).label("most"),
             sa.func.count(sa.distinct(steps.c.sample_ids_hash)).label("hashes"),
         )
-        .where(steps.c.job == job, steps.c.step.in_(again))
+        .where(steps.c.job == job, steps.c.step.in_(done_again(job)))
         .group_by(steps.c.step)
         .order_by(steps.c.step)
     ).all()
@@ -179,3 +176,13 @@ def replay_of(connection: sa.Connection, job: str) -> Replay:
     odd = (row.step for row in rows if row.hashes > 1 or row.finite not in (0, row.times))
     greatest, at = max(differ, default=(0.0, None), key=lambda pair: pair[0])
     return Replay(len(rows), greatest, at, next(odd, None))
+
+
+def done_again(job: str) -> sa.Select[tuple[int]]:
+    """The steps that more than one generation has committed."""
+    return (
+        sa.select(steps.c.step)
+        .where(steps.c.job == job)
+        .group_by(steps.c.step)
+        .having(sa.func.count() > 1)
+    )

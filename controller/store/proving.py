@@ -35,7 +35,8 @@ def prove_and_thin(connection: sa.Connection, before: float) -> int:
         links = history.links_of(connection, job.id)
         if links:
             done += _prove(connection, job, links)
-            proven = max(link.proven.through for link in links)
+            reached = (of.proven.through for of in links if of.proven.through >= of.first)
+            proven = max(reached, default=0)
             done += _thin(connection, job.id, min(proven, links[-1].last - WHOLE_STEPS))
     return done
 
@@ -108,18 +109,7 @@ def _thin(connection: sa.Connection, job: str, old: int) -> int:
     """Of the steps up to ``old``."""
     if old <= 0:
         return 0
-    other, own = steps.alias(), steps.alias()
-    done_again = sa.exists().where(
-        other.c.job == steps.c.job,
-        other.c.step == steps.c.step,
-        other.c.generation != steps.c.generation,
-    )
-    ends = [
-        sa.select(end(own.c.step))
-        .where(own.c.job == steps.c.job, own.c.generation == steps.c.generation)
-        .scalar_subquery()
-        for end in (sa.func.min, sa.func.max)
-    ]
+    before_its_first = sa.func.coalesce(generations.c.resumed_from["step"].as_integer(), 0)
     key = sa.tuple_(steps.c.job, steps.c.generation, steps.c.step)
     some = (
         sa.select(steps.c.job, steps.c.generation, steps.c.step)
@@ -127,7 +117,8 @@ def _thin(connection: sa.Connection, job: str, old: int) -> int:
         .where(steps.c.job == job, steps.c.step <= old)
         .where(steps.c.step % stride_of(old, THIN_STEPS) != 0)
         .where(steps.c.step <= generations.c.proven_through)
-        .where(~done_again, *(steps.c.step != end for end in ends))
+        .where(steps.c.step.not_in(ledger.done_again(job).where(steps.c.step <= old)))
+        .where(steps.c.step != before_its_first + 1, steps.c.step != generations.c.committed)
         .limit(2 * STEPS_AT_ONCE)
     )
     return changed(connection, steps.delete().where(key.in_(some)))

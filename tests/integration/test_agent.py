@@ -247,8 +247,13 @@ def test_an_agent_that_is_cut_off_for_too_long_stops_what_runs(
 
 def recorded(folder: Path) -> int:
     """The pid of the one trainer that the agent wrote down."""
-    sessions = json.loads((folder / "state/sessions.json").read_text())["sessions"]
-    (pid,) = map(int, sessions)
+    file = folder / "state/sessions.json"
+
+    def sessions() -> list[int]:
+        return list(map(int, json.loads(file.read_text())["sessions"])) if file.exists() else []
+
+    until(lambda: sessions())
+    (pid,) = sessions()
     return pid
 
 
