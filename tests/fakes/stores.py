@@ -46,6 +46,7 @@ def azurite(folder: Path) -> Iterator[str]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("AZURE_STORAGE_CONNECTION_STRING", said)
             _make_container(said)
+            _forget_file_systems()  # of another emulator, which may run on
             yield "abfs://varuna/runs"
     finally:
         _forget_file_systems()
