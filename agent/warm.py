@@ -47,6 +47,8 @@ class Warm:
         self._threads = threads
         self._kept: _Kept | None = None
         self._loading: asyncio.Future[Zygote] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        """Of what was warm before; it goes on when who asked for it is cancelled."""
         self._one_at_a_time = asyncio.Lock()
 
     @property
@@ -120,11 +122,16 @@ class Warm:
             log.warning("no trainer stands by", because=str(error))
 
     async def _let_go(self) -> None:
-        kept, self._kept = self._kept, None
-        if kept is None:
-            return
-        for trainer in kept.waiting:
-            await trainer.kill()
-            await trainer.ended()
-        if kept.zygote:
-            await kept.zygote.close()
+        if self._kept:
+            self._ending = asyncio.create_task(_end(self._kept))
+            self._kept = None
+        if self._ending:
+            await asyncio.shield(self._ending)
+
+
+async def _end(kept: _Kept) -> None:
+    for trainer in kept.waiting:
+        await trainer.kill()
+        await trainer.ended()
+    if kept.zygote:
+        await kept.zygote.close()

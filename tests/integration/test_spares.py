@@ -68,6 +68,7 @@ def test_a_spare_has_all_ready_when_it_is_given_a_seat_and_nothing_when_the_job_
         controller.give(start_with(bundle, setup, generation=2))
         until(lambda: is_running(controller, 2))
         assert recorded(tmp_path) == standing.pid
+        until(lambda: lines(controller, 2))
         assert lines(controller, 2) == [PhaseBegun(phase=Phase.BOOT)], "no setup"
         assert importer(tmp_path) == zygote
         assert (tmp_path / "ran").read_text() == "ran\n"

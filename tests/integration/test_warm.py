@@ -191,3 +191,21 @@ async def test_another_program_takes_the_place_of_the_one_that_was_warm(
     await warm.let_go()
     await until_soon(lambda: not is_alive(pids[1]))
     await base.close()
+
+
+async def test_what_is_being_let_go_ends_though_who_asked_for_it_is_cancelled(
+    mother: Mother, tmp_path: Path
+) -> None:
+    base = await adopted(mother)
+    warm = Warm(base, tmp_path / "program.log", 1)
+    await warm.prepare("job_a", written(tmp_path), 2)
+    zygote, waiting = int((tmp_path / "told").read_text()), warm.standing_by
+    other = asyncio.ensure_future(warm.prepare("job_b", written(tmp_path), 1))
+    while warm.job == "job_a":  # it has not begun to let go
+        await asyncio.sleep(0)
+    other.cancel()
+    await asyncio.gather(other, return_exceptions=True)
+    await warm.let_go()
+    assert len(waiting) == 2 and not any(map(is_alive, waiting))
+    await until_soon(lambda: not is_alive(zygote))
+    await base.close()
