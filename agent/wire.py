@@ -32,7 +32,7 @@ from trainer.contract.checkpoints import Committed
 from trainer.contract.progress import Ballot, Line
 from trainer.contract.spec import FINITE_POSITIVE, Frozen, Program, RunSpec
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 SETUP_BEGINS, SETUP_ENDS = "[varuna] setup, line 1 of", "[varuna] setup is done\n"
 """What stands around the output of `setup` lines in the log of the rank that began them."""
 NODE_NAME = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
