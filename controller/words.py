@@ -19,6 +19,7 @@ from controller.api.schemas import (
 from controller.core.states import JobState, NodeState
 from controller.core.words import count as count
 from controller.core.words import times as times
+from trainer.contract.progress import ExitCode
 
 NOTHING = "–"
 """What a missing value looks like in a table."""
@@ -174,10 +175,13 @@ def layers_of(cuts: Sequence[int], stage: int) -> str:
 def _seat_state(seat: SeatView) -> tuple[str, str]:
     if seat.failed:
         return "✕", "failed"
-    if seat.exit_signal is not None or seat.exit_code not in (None, 0):
+    match seat.exit_code:
+        case ExitCode.DONE:
+            return "✓", "done"
+        case ExitCode.LEFT:
+            return "◌", "left"
+    if seat.exit_signal is not None or seat.exit_code is not None:
         return "✕", "lost"
-    if seat.exit_code == 0:
-        return "✓", "done"
     match seat.phase:
         case "step" | "save":
             return "●", "training" if seat.phase == "step" else "saving"

@@ -107,6 +107,7 @@ def test_the_grid_has_a_row_a_stage_and_a_column_a_replica() -> None:
         ({"exit_signal": 9}, "✕", "lost"),
         ({"exit_code": 21, "failed": "boom"}, "✕", "failed"),
         ({"exit_code": 0}, "✓", "done"),
+        ({"exit_code": 20, "phase": "halted"}, "◌", "left"),
     ],
 )
 def test_a_seat_is_a_glyph_and_a_word(but: dict[str, object], glyph: str, word: str) -> None:
