@@ -81,12 +81,10 @@ def delete(order: wire.Delete) -> None:
     _refuse(order, _listing(order.root))
     if is_url(order.root):
         remote_at(order.root).delete(order.folders)
-        remote_at(order.root).tidy(order.generation)
-        return
-    root = Path(order.root)
-    for name in order.folders:
-        _delete(root, name)
-    _tidy(root, order.generation)
+    else:
+        for name in order.folders:
+            _delete(Path(order.root), name)
+    tidy(order.root, order.generation - 1)
 
 
 def _refuse(order: wire.Delete, listing: Listing) -> None:
@@ -115,22 +113,31 @@ def _delete(root: Path, name: str) -> None:
         shutil.rmtree(aside)
 
 
-def _tidy(root: Path, generation: int) -> None:
-    """Remove what interrupted saves of generations before ``generation``, and interrupted
-    deletions, have left: nobody will finish it.
+def tidy(place: str, up_to_generation: int) -> None:
+    """Remove what interrupted saves of generations up to this one, and interrupted deletions, have
+    left in ``place``: nobody will finish it. Nothing, where no such folder is. Raises OSError.
     """
-    for name in os.listdir(root):
+    if is_url(place):
+        remote_at(place).tidy(up_to_generation + 1)
+        return
+    root = Path(place)
+    for name in os.listdir(root) if root.is_dir() else ():
         folder = FolderName.parse(name)
         if name.startswith(_ASIDE):
             shutil.rmtree(root / name, ignore_errors=True)
-        elif folder and folder.generation < generation:
-            files = os.listdir(root / name)
-            if not any(map(is_part, files)):
-                _delete(root, name)
-                continue
-            for file in files:
-                if file.startswith(".") and file.endswith(".tmp"):
-                    (root / name / file).unlink(missing_ok=True)
+        elif folder and folder.generation <= up_to_generation:
+            with contextlib.suppress(FileNotFoundError):  # another node is as far
+                _tidy_one(root, name)
+
+
+def _tidy_one(root: Path, name: str) -> None:
+    files = os.listdir(root / name)
+    if not any(map(is_part, files)):
+        _delete(root, name)
+        return
+    for file in files:
+        if file.startswith(".") and file.endswith(".tmp"):
+            (root / name / file).unlink(missing_ok=True)
 
 
 def mark_done(order: wire.MarkDone) -> None:

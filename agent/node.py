@@ -259,7 +259,12 @@ class Node:
     async def _release(self, number: int, order: wire.Release) -> None:
         if self.warm_for == order.job:
             await self._spare.let_go()
-        self._answer(number)
+        if order.root is None:
+            self._answer(number)
+        else:
+            await self._change(
+                number, order.root, partial(folder.tidy, order.root, order.generation)
+            )
 
     async def _look(self, number: int, order: wire.Look) -> None:
         try:

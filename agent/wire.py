@@ -184,6 +184,8 @@ class Release(Frozen):
     kind: Literal["release"] = "release"
     job: str
     generation: int
+    root: str | None = None
+    """Where its checkpoints are: what was being saved there is finished by nobody and goes."""
 
 
 class HaltOrder(Frozen):

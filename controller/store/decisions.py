@@ -413,7 +413,8 @@ class Recorder:
             f"job {action.job}",
         )
         if action.state.is_over:
-            self.told |= spares.release(self.connection, action.job, was.generation, self.at)
+            root = self._given_root(was) or self._own_root(was)
+            self.told |= spares.release(self.connection, action.job, was.generation, root, self.at)
         if was.state != action.state.value:  # a message by itself is news only on the job's page
             self._event(
                 EventType.JOB_STATE_CHANGED, action.message, action.job,
@@ -502,12 +503,16 @@ class Recorder:
 
     def _root(self, job: Any, place: Place) -> str | None:
         """The job's checkpoint folder as ``place`` reaches it; None: it does not."""
+        is_here = place.facts.boot_id == self.here.boot_id
+        return self._given_root(job) or (self._own_root(job) if is_here else None)
+
+    def _given_root(self, job: Any) -> str | None:
         given = job.spec["checkpoint"]["dir"]
-        if given is not None:
-            return job_root(given, job.id)
-        if place.facts.boot_id == self.here.boot_id:
-            return str(self.here.checkpoints / job.id)
-        return None
+        return None if given is None else job_root(given, job.id)
+
+    def _own_root(self, job: Any) -> str:
+        """On the controller's machine, for a job that names no folder."""
+        return str(self.here.checkpoints / job.id)
 
     def _generation(self, job: str, number: int, wanted: GenerationState) -> sa.Update:
         return generations.update().where(

@@ -50,8 +50,12 @@ def answered(connection: sa.Connection, order: Any, error: str | None, at: float
                       node=order.node, generation=order.generation)  # fmt: skip
 
 
-def release(connection: sa.Connection, job: str, generation: int, at: float) -> set[NodeKey]:
-    """``job`` is over: who may have kept something warm for it lets go. Whom to tell."""
+def release(
+    connection: sa.Connection, job: str, generation: int, root: str, at: float
+) -> set[NodeKey]:
+    """``job`` is over: who may have kept something warm for it, or was saving into ``root``, lets
+    go. Whom to tell.
+    """
     connection.execute(
         orders.update()
         .where(orders.c.job == job, orders.c.kind == "prepare", orders.c.closed_at.is_(None))
@@ -65,7 +69,7 @@ def release(connection: sa.Connection, job: str, generation: int, at: float) -> 
         sa.select(nodes.c.name, nodes.c.incarnation)
         .where(nodes.c.gone_at.is_(None), sa.or_(held, nodes.c.prepared_for == job))
     ).all()  # fmt: skip
-    body = wire.Release(job=job, generation=generation)
+    body = wire.Release(job=job, generation=generation, root=root)
     for name, incarnation in keys:
         give_order(connection, name, incarnation, job, generation, body, at)
     connection.execute(nodes.update().where(nodes.c.prepared_for == job).values(**_NONE))

@@ -192,7 +192,7 @@ def test_all_who_may_keep_something_warm_for_a_job_let_go_when_it_is_over(told: 
     end = actions.EndGeneration("job_a", 2, Reason.USER, False, "Cancelled.")
     recorder = told.decide(end, over)
     assert {name for name, _ in recorder.told} == {"vm-1", "vm-2", "vm-3"}
-    release = wire.Release(job="job_a", generation=2)
+    release = wire.Release(job="job_a", generation=2, root="/c/job_a")
     assert [order.body for order in told.orders("vm-3")] == [release]
     for node in ("vm-1", "vm-2"):
         assert [order.body.kind for order in told.orders(node)] == ["stop", "release"]

@@ -91,6 +91,27 @@ def test_what_older_generations_left_half_done_goes_too(job: tuple[str, Path]) -
     assert left(root) == ALL[1:]
 
 
+def test_what_the_last_generation_was_saving_goes_when_its_job_is_over(
+    job: tuple[str, Path],
+) -> None:
+    name, root = job
+    (root / "step-000031.g3").mkdir()
+    (root / "step-000031.g3" / "layer-000.r0.safetensors").write_bytes(b"being written")
+    if name == str(root):  # a store knows no such files
+        (root / "step-000031.g3" / ".layer-001.r0.safetensors.77.tmp").write_bytes(b"be")
+        (root / ALL[2] / ".layer-001.r0.safetensors.77.tmp").write_bytes(b"be")
+    folder.tidy(name, 2)
+    assert (root / "step-000031.g3").exists()
+    folder.tidy(name, 3)
+    assert sorted(os.listdir(root)) == ["gen-3.json", *ALL] and left(root) == ALL
+    assert all("tmp" not in file for file in os.listdir(root / ALL[2]))
+
+
+def test_where_no_folder_is_there_is_nothing_to_tidy(tmp_path: Path) -> None:
+    folder.tidy(str(tmp_path / "none"), 3)
+    assert os.listdir(tmp_path) == []
+
+
 def test_what_is_of_no_use_is_told_with_its_reason(job: tuple[str, Path]) -> None:
     name, root = job
     (root / ALL[1] / "layer-000.r0.safetensors").write_bytes(b"short")
