@@ -86,6 +86,6 @@ def is_alive(pid: int) -> bool:
     """Whether the process runs; a zombie does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # ended before it was opened, or read
         return False
     return stat.rpartition(b")")[2].split()[0] != b"Z"
