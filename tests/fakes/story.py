@@ -25,6 +25,8 @@ from controller.store.tables import (
 )
 from trainer.contract.samples import expected_hash
 
+NOW = 1_000_000.0
+"""When it may be told."""
 JOB = "job_01JSTORY0000000000000000000"
 STEP_SECONDS = 0.5
 BATCH_SIZE, SAMPLES = 16, 5000

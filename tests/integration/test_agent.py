@@ -41,14 +41,6 @@ from trainer.contract.spec import Saving
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture
-def controller() -> Iterator[FakeController]:
-    controller = FakeController()
-    with controller.serving():
-        yield controller
-    controller.close()
-
-
 @contextlib.contextmanager
 def agent(
     mother: Mother, controller: FakeController, folder: Path, *more: str, token: str = TOKEN

@@ -1,7 +1,5 @@
 """Steps that were looked at once are kept as a sum: every proof and figure stays what it was."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,21 +11,13 @@ from controller.store import ledger, proving, pruning, tables, totals
 from controller.store.engine import Store
 from controller.store.folders import take_part
 from tests.fakes import story
+from tests.fakes.story import NOW
 from trainer.contract.checkpoints import Committed
 from trainer.contract.samples import expected_hash
 
 pytestmark = pytest.mark.integration
 
-NOW = 1_000_000.0
 STEPS, GENERATIONS = tables.steps, tables.generations
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = Store(f"sqlite:///{tmp_path / 'varuna.db'}")
-    story.tell(opened, NOW)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

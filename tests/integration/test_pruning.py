@@ -1,7 +1,5 @@
 """What is old and of no more use is forgotten; what a proof or a lineage hangs on never is."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,19 +10,11 @@ from controller.core.events import EventType
 from controller.store import conduct, events, history, ledger, nodes, pruning, tables
 from controller.store.engine import Store
 from tests.fakes import story
+from tests.fakes.story import NOW
 
 pytestmark = pytest.mark.integration
 
-NOW = 1_000_000.0
 LATER = NOW + 1e6
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = Store(f"sqlite:///{tmp_path / 'varuna.db'}")
-    story.tell(opened, NOW)
-    yield opened
-    opened.close()
 
 
 def rows(store: Store, table: sa.Table) -> list[Any]:

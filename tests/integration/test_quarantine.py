@@ -14,17 +14,10 @@ from controller.store import conduct
 from controller.store.tokens import Role
 from tests.fakes.agents import Fleet
 from tests.fakes.served import Served, served
+from tests.fakes.told import LIFE, Told
 from tests.fakes.waiting import until
-from tests.integration.test_decisions import LIFE, Told
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def told(tmp_path: Path) -> Iterator[Told]:
-    world = Told(tmp_path)
-    yield world
-    world.store.close()
 
 
 def vm_1(told: Told) -> Node:

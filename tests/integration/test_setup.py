@@ -7,7 +7,7 @@ import io
 import signal
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,6 @@ wait = partial(until, seconds=60)
 SETUP, BOOT = PhaseBegun(phase=Phase.SETUP), PhaseBegun(phase=Phase.BOOT)
 CHILD = "sleep 1000 & echo $! >> pids; setsid sleep 1000 & echo $! >> pids; wait"
 """Leaves a child and one that is in a session of its own."""
-
-
-@pytest.fixture
-def controller() -> Iterator[FakeController]:
-    controller = FakeController()
-    with controller.serving():
-        yield controller
-    controller.close()
 
 
 def bundled(controller: FakeController, text: str = "a = 1") -> str:

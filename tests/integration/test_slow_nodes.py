@@ -1,6 +1,5 @@
 """What is remembered of a slow node, and what a person sees of it."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,18 +11,11 @@ from controller.store.tables import nodes
 from controller.store.tokens import Role
 from tests.fakes.agents import Fleet
 from tests.fakes.served import served
-from tests.integration.test_decisions import LIFE, Told
+from tests.fakes.told import LIFE, Told
 
 pytestmark = pytest.mark.integration
 
 SLOW = Slowness(1.6, 1000.0)
-
-
-@pytest.fixture
-def told(tmp_path: Path) -> Iterator[Told]:
-    world = Told(tmp_path)
-    yield world
-    world.store.close()
 
 
 def vm_1(told: Told) -> Node:

@@ -1,6 +1,5 @@
 """A real agent that gets ready for a seat that it does not hold, and what the store knows of it."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -13,23 +12,15 @@ from controller.core.world import Preparation
 from controller.store import adoption, tables
 from tests.fakes.agents import facts
 from tests.fakes.controller import FakeController
+from tests.fakes.told import LIFE, SHAPE, WEIGHTS, Told
 from tests.fakes.waiting import until
 from tests.fakes.zygotes import Mother, is_alive
 from tests.integration.test_agent import agent, done, exits, is_running, lines, recorded, start
-from tests.integration.test_decisions import LIFE, SHAPE, WEIGHTS, Told
 from tests.integration.test_setup import bundled, start_with
 from tests.integration.test_warm import PROGRAM
 from trainer.contract.progress import Phase, PhaseBegun
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def controller() -> Iterator[FakeController]:
-    controller = FakeController()
-    with controller.serving():
-        yield controller
-    controller.close()
 
 
 def written(controller: FakeController, folder: Path, first: str = "") -> str:
@@ -140,9 +131,8 @@ def test_what_stands_by_goes_when_nobody_can_say_for_too_long_that_its_job_is_ov
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Iterator[Told]:
+def told(told: Told) -> Told:
     """Job a runs on vm-1 and vm-2, and vm-3 is told to get ready."""
-    told = Told(tmp_path)
     told.numbers["vm-3"] = 0
     told.register("vm-3")
     told.plan()
@@ -150,8 +140,7 @@ def told(tmp_path: Path) -> Iterator[Told]:
     spare = actions.SpareAt("vm-3", LIFE, 1)
     recorder = told.decide(actions.PrepareSpares("job_a", 2, (spare,), "vm-3 gets ready."))
     assert recorder.told == {("vm-3", LIFE)}
-    yield told
-    told.store.close()
+    return told
 
 
 def preparation(told: Told) -> Preparation | None:

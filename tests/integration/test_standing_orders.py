@@ -1,8 +1,6 @@
 """Salvage, drain and notices between the store and the wire: what is ordered, and what is known."""
 
 import math
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -14,7 +12,7 @@ from controller.core.world import Checkpoint, Generation
 from controller.store import history, jobs, tables
 from controller.store import nodes as store_nodes
 from tests.fakes.agents import committed
-from tests.integration.test_decisions import LIFE, Told, said
+from tests.fakes.told import LIFE, Told, said
 from trainer.contract import progress
 
 pytestmark = pytest.mark.integration
@@ -24,15 +22,13 @@ SALVAGE = "step-000003.g2.salvage"
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Iterator[Told]:
+def told(told: Told) -> Told:
     """Two ranks that have committed three steps."""
-    world = Told(tmp_path)
-    world.plan()
-    world.launch()
-    world.report("vm-1", *(said(0, committed(world.spec("vm-1"), step)) for step in (1, 2, 3)))
-    world.decide(actions.MoveGeneration("job_a", 2, GenerationState.RUNNING, "it runs"))
-    yield world
-    world.store.close()
+    told.plan()
+    told.launch()
+    told.report("vm-1", *(said(0, committed(told.spec("vm-1"), step)) for step in (1, 2, 3)))
+    told.decide(actions.MoveGeneration("job_a", 2, GenerationState.RUNNING, "it runs"))
+    return told
 
 
 def still(state: GenerationState, reason: Reason = Reason.NODE_LOST) -> actions.StandStill:
