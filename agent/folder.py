@@ -2,7 +2,8 @@
 
 Nothing is deleted on the word of others alone: this node must itself see the complete checkpoint
 that is newer, so that one who looks at another disk than the writers did, or wakes up late, does no
-harm. Blocking; run in a thread. What is in a store raises StoreError.
+harm. What nobody will finish needs no such sight: halves go with a deletion, and at the job's end.
+Blocking; run in a thread. What is in a store raises StoreError.
 """
 
 import contextlib

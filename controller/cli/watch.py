@@ -15,6 +15,9 @@ from controller.client import output
 from controller.client.rest import NOT_FOUND, CliError, Controller, job_path
 from controller.core.events import EventType
 
+_PAUSE = 0.5
+"""Seconds, before a log that has grown no further is asked for again."""
+
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Stay and print what comes.")]
 
 
@@ -142,10 +145,8 @@ def setup_log(controller: Controller, path: str, follow: bool, **whose: str | in
     print(view.text, end="", flush=True)
     while not view.over and (follow or view.text):
         if not view.text:
-            time.sleep(0.5)
-        seat = {"rank": view.rank, "generation": view.generation}
-        view = controller.get(path, LogView, **seat, offset=view.next_offset)
-        print(view.text, end="", flush=True)
+            time.sleep(_PAUSE)
+        view = _more(controller, path, view)
 
 
 def follow_log(
@@ -161,17 +162,17 @@ def follow_log(
             if pinned:
                 return 0
             view = _next_generation(controller, path, view, rank)
-        fresh = controller.get(
-            f"{path}/logs",
-            LogView,
-            rank=view.rank,
-            generation=view.generation,
-            offset=view.next_offset,
-        )
-        print(fresh.text, end="", flush=True)
-        if not fresh.text:
-            time.sleep(0.5)
-        view = fresh
+        view = _more(controller, f"{path}/logs", view)
+        if not view.text:
+            time.sleep(_PAUSE)
+
+
+def _more(controller: Controller, path: str, view: LogView) -> LogView:
+    """Print what came after ``view``."""
+    seat = {"rank": view.rank, "generation": view.generation}
+    fresh = controller.get(path, LogView, **seat, offset=view.next_offset)
+    print(fresh.text, end="", flush=True)
+    return fresh
 
 
 def _next_generation(controller: Controller, path: str, view: LogView, rank: int | None) -> LogView:

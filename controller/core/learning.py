@@ -2,9 +2,8 @@
 
 Layers keep their proportions, which a calibration sees better; their common level follows the
 ranks' tasks (the median over stages of what they take of what was calibrated), and the sum of
-gradients follows the rank that waited least for others. A slow node's tasks
-teach nothing, nor does what moves costs by less than :data:`MOVED`: tables are made anew when they
-move.
+gradients follows the rank that waited least for others. A slow node's tasks teach nothing, nor does
+what moves costs by less than :data:`MOVED`: tables are made anew when they move.
 """
 
 from statistics import median
